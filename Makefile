@@ -1,0 +1,40 @@
+# Every target sets up what it needs: `make demo` and `make test` work in a fresh clone with Python, pip and make.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test check format bench clean
+
+demo: .venv/.demo
+	$(BIN)/dropmax demo
+
+test: .venv/.dev
+	$(BIN)/python -m pytest -q -n 2
+
+check: .venv/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: .venv/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: .venv/.dev
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf .venv
+
+# A stamp is newer than what it was made from, so nothing is installed twice.
+.venv/bin/python:
+	@echo "Setting up .venv (once, about a minute) ..."
+	@$(PYTHON) -m venv .venv
+
+.venv/.demo: pyproject.toml constraints.txt | .venv/bin/python
+	@$(PIP_INSTALL) -e '.[figures]'
+	@touch $@
+
+.venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
+	@$(PIP_INSTALL) -e '.[dev]'
+	@touch .venv/.demo $@
