@@ -1,0 +1,150 @@
+"""Checks of what callers pass in, with messages that quote it.
+
+Shapes and dtypes cost nothing to look at. Values do: reading one from an accelerator stalls it, and a traced or
+vmapped tensor has none. So values are checked on the CPU only; elsewhere the device's own bounds checks remain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dropmax.errors import InvalidType, InvalidValue, did_you_mean
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def values_are_readable(x: Tensor) -> bool:
+    """Say whether looking at values of ``x`` is free: on the CPU, and neither compiled nor transformed.
+
+    >>> values_are_readable(torch.zeros(2))
+    True
+    """
+    return x.device.type == "cpu" and not is_traced(x)
+
+
+def is_traced(x: Tensor) -> bool:
+    """Say whether ``x`` stands for a tensor: inside ``torch.compile``, ``torch.export``, or a torch.func transform.
+
+    >>> torch.vmap(lambda row: row * is_traced(row))(torch.ones(2))
+    tensor([1., 1.])
+    """
+    return torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+def check_features(features: Tensor, in_features: int) -> None:
+    """Refuse features whose last dimension is not ``in_features``, or that are not floating point.
+
+    >>> check_features(torch.zeros(5, 3), 3)
+    """
+    if not isinstance(features, Tensor):
+        raise InvalidType(f"features must be a torch.Tensor, got {type(features).__name__}")
+    if not features.is_floating_point():
+        raise InvalidType(f"features must be floating point, got {features.dtype}: call .float() on them first")
+    if features.dim() == 0 or features.shape[-1] != in_features:
+        raise InvalidValue(
+            f"features have shape {tuple(features.shape)}, but this head expects {in_features} values in the last "
+            f"dimension (in_features={in_features})"
+        )
+
+
+def check_target(
+    target: Tensor, batch_shape: Sequence[int], num_classes: int, ignore_index: int | None = None
+) -> Tensor:
+    """Return the class indices as int64, or refuse them: wrong dtype, shape, or a label out of range.
+
+    >>> check_target(torch.tensor([0, 2]), (2,), 3)
+    tensor([0, 2])
+    """
+    if not isinstance(target, Tensor):
+        raise InvalidType(f"target must be a torch.Tensor of class indices, got {type(target).__name__}")
+    if target.dtype not in _INTEGERS:
+        hint = "; for one-hot labels pass target.argmax(-1)" if target.dim() == len(batch_shape) + 1 else ""
+        raise InvalidType(f"target must hold integer class indices, got {target.dtype}{hint}")
+    if tuple(target.shape) != tuple(batch_shape):
+        raise InvalidValue(
+            f"target has shape {tuple(target.shape)}, but the features ask for one label per row, "
+            f"shape {tuple(batch_shape)}"
+        )
+    if values_are_readable(target) and target.numel():
+        wrong = (target < 0) | (target >= num_classes)
+        if ignore_index is not None:
+            wrong &= target != ignore_index
+        if wrong.any():
+            label = int(target[wrong].flatten()[0])
+            raise InvalidValue(
+                f"target holds the label {label}, but labels must lie in 0..{num_classes - 1} "
+                f"(num_classes={num_classes})"
+                + (f" or equal ignore_index={ignore_index}" if ignore_index is not None else "")
+            )
+    return target.long()
+
+
+def check_choice(option: str, value: object, valid: Sequence[str]) -> None:
+    """Refuse a value that is not among the valid ones, and suggest the closest.
+
+    >>> check_choice("reduction", "mean", ("mean", "sum", "none"))
+    """
+    if value not in valid:
+        raise InvalidValue(f"unknown {option} {value!r}:{did_you_mean(value, valid)} Valid are {', '.join(valid)}")
+
+
+def check_positive(option: str, value: float) -> None:
+    """Refuse a number that is not finite and above zero.
+
+    >>> check_positive("temperature", 0.1)
+    """
+    if not _is_number(value):
+        raise InvalidType(f"{option} must be a number, got {value!r}")
+    if not (math.isfinite(value) and value > 0):
+        raise InvalidValue(f"{option} must be a finite number above 0, got {value!r}")
+
+
+def check_weight(option: str, value: float) -> None:
+    """Refuse a weight that is negative or not finite.
+
+    >>> check_weight("kl_weight", 0.0)
+    """
+    if not _is_number(value):
+        raise InvalidType(f"{option} must be a number, got {value!r}")
+    if not (math.isfinite(value) and value >= 0):
+        raise InvalidValue(f"{option} must be finite and not negative, got {value!r}")
+
+
+def check_probability(option: str, value: float, *, zero: bool = False, one: bool = False) -> None:
+    """Refuse a number outside (0, 1), or outside [0, 1) / (0, 1] where ``zero`` / ``one`` are allowed.
+
+    >>> check_probability("retain", 0.5)
+    """
+    if not _is_number(value):
+        raise InvalidType(f"{option} must be a number, got {value!r}")
+    if not (0 < value < 1 or (zero and value == 0) or (one and value == 1)):
+        interval = f"{'[' if zero else '('}0, 1{']' if one else ')'}"
+        raise InvalidValue(f"{option} must lie in {interval}, got {value!r}")
+
+
+def check_count(option: str, value: int, least: int = 1) -> None:
+    """Refuse anything but a whole number of at least ``least``.
+
+    >>> check_count("samples", 1)
+    """
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidType(f"{option} must be a whole number, got {value!r}")
+    if value < least:
+        raise InvalidValue(f"{option} must be at least {least}, got {value}")
+
+
+def check_flag(option: str, value: bool) -> None:
+    """Refuse anything but True and False.
+
+    >>> check_flag("prior_correction", True)
+    """
+    if not isinstance(value, bool):
+        raise InvalidType(f"{option} must be True or False, got {value!r}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,0 +1,140 @@
+"""A network and a head joined, and the swap of a model's last layer for a head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dropmax.errors import InvalidType, InvalidValue
+from dropmax.heads import Head, Loss, make_head
+
+#: Where models keep their last layer, by convention of the libraries people use.
+_USUAL_NAMES = ("fc", "classifier", "head", "heads")
+
+
+class Classifier(nn.Module):
+    """A network that ends in a feature vector, followed by a head.
+
+    ``classifier(x)`` returns logits; ``classifier(x, y)`` returns the :class:`~dropmax.Loss`, computed inside
+    ``forward``, which is what DistributedDataParallel needs to synchronise gradients.
+
+    >>> from dropmax import DropMax
+    >>> model = Classifier(nn.Flatten(), DropMax(in_features=784, num_classes=10))
+    >>> images, labels = torch.rand(4, 1, 28, 28), torch.tensor([3, 1, 4, 1])
+    >>> model(images).shape
+    torch.Size([4, 10])
+    >>> model(images, labels).total.backward()
+    """
+
+    def __init__(self, net: nn.Module, head: Head) -> None:
+        super().__init__()
+        if not isinstance(head, Head):
+            raise InvalidType(f"head must be a dropmax head, got {type(head).__name__}: make one with make_head(...)")
+        self.net = net
+        self.head = head
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor | Loss:
+        """Return logits, or, given labels, the loss and its terms."""
+        features = self.net(x)
+        if y is None:
+            logits: Tensor = self.head(features)
+            return logits
+        return self.head.loss(features, y)
+
+    def predict_proba(self, x: Tensor, mode: str = "mean", **options: Any) -> Tensor:
+        """Return class probabilities, see :meth:`dropmax.Head.predict_proba`."""
+        return self.head.predict_proba(self.net(x), mode, **options)
+
+    def param_groups(self, weight_decay: float = 0.0, *, exempt: Iterable[str] = ("theta",)) -> list[dict[str, Any]]:
+        """Return parameter groups for an optimiser: the network's first, then :meth:`dropmax.Head.param_groups`."""
+        groups = [{"params": list(self.net.parameters()), "weight_decay": weight_decay}]
+        return [group for group in groups if group["params"]] + self.head.param_groups(weight_decay, exempt=exempt)
+
+
+def replace_head(
+    model: nn.Module,
+    head: str = "dropmax",
+    *,
+    name: str | None = None,
+    num_classes: int | None = None,
+    **options: Any,
+) -> Classifier:
+    """Take the last ``nn.Linear`` out of a model and put a head in its place.
+
+    The linear layer is looked for under the usual names (``fc``, ``classifier``, ``head``, ``heads``, or what
+    ``get_classifier()`` returns, or the last linear layer inside such a block); ``name`` says which where that is
+    ambiguous. It is replaced by ``nn.Identity`` in ``model`` itself, so that ``model`` now returns features. The new
+    head keeps its in_features, device and dtype, and with an unchanged number of classes also its trained weights.
+
+    Args:
+        model: ends in the linear layer, with nothing after it.
+        head: a name in ``dropmax.HEADS``.
+        name: dotted name of the layer, as in ``model.named_modules()``.
+        num_classes: of the new head; as many as the old layer had by default.
+        options: of the head.
+
+    >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU())
+    >>> model.fc = nn.Linear(16, 5)
+    >>> model = replace_head(model, "dropmax")
+    >>> model.head
+    DropMax(in_features=16, num_classes=5)
+    >>> loss = model(torch.randn(3, 8), torch.tensor([0, 1, 2])).total
+    """
+    if not isinstance(model, nn.Module):
+        raise InvalidType(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    name = _find_last_layer(model) if name is None else name
+    old = _linear_named(model, name)
+    options.setdefault("device", old.weight.device)
+    options.setdefault("dtype", old.weight.dtype)
+    new = make_head(head, old.in_features, num_classes or old.out_features, **options)
+    if new.num_classes == old.out_features:
+        with torch.no_grad():
+            new.classifier.weight.copy_(old.weight)
+            if old.bias is None:
+                new.classifier.bias.zero_()
+            else:
+                new.classifier.bias.copy_(old.bias)
+    parent, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(parent), attribute, nn.Identity())
+    return Classifier(model, new)
+
+
+def _find_last_layer(model: nn.Module) -> str:
+    """Return the dotted name of the one layer that can only be the last."""
+    names = {id(module): name for name, module in model.named_modules()}
+    get_classifier = getattr(model, "get_classifier", None)
+    if callable(get_classifier):
+        layer = get_classifier()
+        if isinstance(layer, nn.Linear) and id(layer) in names:
+            return names[id(layer)]
+    found = []
+    for usual in _USUAL_NAMES:
+        block = getattr(model, usual, None)
+        if isinstance(block, nn.Module):
+            linear = [module for module in block.modules() if isinstance(module, nn.Linear)]
+            found += [names[id(linear[-1])]] if linear else []
+    if len(found) == 1:
+        return found[0]
+    problem = f"has several candidates for the last layer ({', '.join(found)})" if found else "has none of the usual"
+    usual = "" if found else f" last layers ({', '.join(_USUAL_NAMES)}, get_classifier())"
+    raise InvalidValue(f"{type(model).__name__} {problem}{usual}: pass name=, one of {_linear_layers(model)}")
+
+
+def _linear_named(model: nn.Module, name: str) -> nn.Linear:
+    module = dict(model.named_modules()).get(name)
+    if not name or not isinstance(module, nn.Linear):
+        what = "has no layer" if module is None else f"has a {type(module).__name__}, not an nn.Linear, as"
+        raise InvalidValue(f"{type(model).__name__} {what} {name!r}: name must be one of {_linear_layers(model)}")
+    return module
+
+
+def _linear_layers(model: nn.Module) -> str:
+    layers = [
+        f"{name} ({module.in_features} -> {module.out_features})"
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and name
+    ]
+    return ", ".join(layers) or "(it has no nn.Linear at all)"

@@ -1,0 +1,61 @@
+"""The classification heads, one file each, and the registry that makes them by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dropmax.errors import InvalidType, InvalidValue, did_you_mean
+from dropmax.heads.base import MODES, Head, Loss, option_names, unknown_option
+from dropmax.heads.deterministic import DeterministicAttention, DeterministicDropMax
+from dropmax.heads.dropmax import DropMax
+from dropmax.heads.dropmax_qp import DropMaxQP
+from dropmax.heads.random_dropmax import RandomDropMax
+from dropmax.heads.sampled_softmax import SampledSoftmax
+from dropmax.heads.softmax import Softmax
+from dropmax.heads.sparsemax import Sparsemax
+
+__all__ = [
+    "HEADS",
+    "MODES",
+    "DeterministicAttention",
+    "DeterministicDropMax",
+    "DropMax",
+    "DropMaxQP",
+    "Head",
+    "Loss",
+    "RandomDropMax",
+    "SampledSoftmax",
+    "Softmax",
+    "Sparsemax",
+    "make_head",
+]
+
+#: Every head by name, in the order of the paper's Table 1.
+HEADS: dict[str, type[Head]] = {
+    head.name: head
+    for head in (
+        Softmax,
+        Sparsemax,
+        SampledSoftmax,
+        RandomDropMax,
+        DeterministicAttention,
+        DeterministicDropMax,
+        DropMaxQP,
+        DropMax,
+    )
+}
+
+
+def make_head(name: str, in_features: int, num_classes: int, **options: Any) -> Head:
+    """Make a head by its name in :data:`HEADS`.
+
+    >>> make_head("dropmax", in_features=512, num_classes=100, temperature=0.5)
+    DropMax(in_features=512, num_classes=100, temperature=0.5)
+    """
+    if name not in HEADS:
+        raise InvalidValue(f"unknown head {name!r}:{did_you_mean(name, HEADS)} The heads are {', '.join(HEADS)}")
+    head = HEADS[name]
+    for option in options:
+        if option not in (*option_names(head), "device", "dtype"):
+            raise InvalidType(unknown_option(head, option))
+    return head(in_features, num_classes, **options)

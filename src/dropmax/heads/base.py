@@ -1,0 +1,329 @@
+"""What a head is: the same methods for each, so that swapping one for another changes one word."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, NamedTuple, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from dropmax.checks import check_choice, check_count, check_features, check_probability, check_target
+from dropmax.errors import InvalidType, InvalidValue, did_you_mean
+from dropmax.functional import _wide, cross_entropy
+
+#: How :meth:`Head.predict_proba` treats the masks.
+MODES = ("mean", "mc")
+REDUCTIONS = ("mean", "sum", "none")
+
+
+class Loss(NamedTuple):
+    """What :meth:`Head.loss` returns: the number to minimise, and the terms it is made of.
+
+    Every term is reported as such, before its weight and sign: ``entropy`` is subtracted in ``total``.
+
+    >>> from dropmax import DropMax
+    >>> head = DropMax(in_features=2, num_classes=3)
+    >>> total, terms = head.loss(torch.zeros(1, 2), torch.tensor([0]))
+    >>> sorted(terms)
+    ['auxiliary', 'cross_entropy', 'entropy', 'kl']
+    """
+
+    total: Tensor
+    terms: dict[str, Tensor]
+
+
+class SharedOptions(TypedDict, total=False):
+    """The options every head takes, see :class:`Head`.
+
+    >>> sorted(SharedOptions.__annotations__)
+    ['class_weight', 'device', 'dtype', 'ignore_index', 'label_smoothing']
+    """
+
+    label_smoothing: float
+    class_weight: Tensor | Sequence[float] | None
+    ignore_index: int
+    device: torch.device | str | None
+    dtype: torch.dtype | None
+
+
+class Head(nn.Module):
+    """The last layer of a classifier: ``forward``, ``loss``, ``predict_proba`` and what the masks look like.
+
+    Args:
+        in_features: size of the feature vector h.
+        num_classes: K, at least 2.
+        label_smoothing: share of the label spread over the other classes; over the retained ones where there is a mask.
+        class_weight: one weight a class, as ``weight`` of ``torch.nn.CrossEntropyLoss``.
+        ignore_index: label of rows that do not count.
+        device, dtype: of the parameters.
+
+    Features may have any batch shape, ``(..., in_features)`` with targets ``(...)``.
+    """
+
+    #: The name in :data:`dropmax.HEADS`.
+    name: ClassVar[str]
+
+    #: Which of the paper's parameter groups each linear map is.
+    maps: ClassVar[dict[str, str]] = {"psi": "classifier"}
+
+    classifier: nn.Linear
+    class_weight: Tensor | None
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        label_smoothing: float = 0.0,
+        class_weight: Tensor | Sequence[float] | None = None,
+        ignore_index: int = -100,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **unknown: Any,
+    ) -> None:
+        super().__init__()
+        for option in unknown:
+            raise InvalidType(unknown_option(type(self), option))
+        check_count("in_features", in_features)
+        check_count("num_classes", num_classes, least=2)
+        if not isinstance(ignore_index, int):
+            raise InvalidType(f"ignore_index must be a whole number, got {ignore_index!r}")
+        check_probability("label_smoothing", label_smoothing, zero=True)
+        self.in_features = in_features
+        self.num_classes = num_classes
+        self.label_smoothing = label_smoothing
+        self.ignore_index = ignore_index
+        for attribute in self.maps.values():
+            setattr(self, attribute, nn.Linear(in_features, num_classes, device=device, dtype=dtype))
+        self.register_buffer("class_weight", _class_weight(class_weight, num_classes, device), persistent=False)
+
+    # --- what a user calls ---------------------------------------------------------------------------------------
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return ``(..., K)`` logits whose softmax is the mean prediction: anything that eats logits eats these."""
+        check_features(features, self.in_features)
+        logits: Tensor = self.classifier(features)
+        return logits
+
+    def loss(self, features: Tensor, target: Tensor, *, reduction: str = "mean", noise: Tensor | None = None) -> Loss:
+        """Return the training objective and its terms.
+
+        Args:
+            features: ``(..., in_features)``.
+            target: ``(...)`` class indices.
+            reduction: ``"mean"`` over the rows that count (weighted by ``class_weight``), ``"sum"``, or ``"none"``.
+            noise: uniform numbers in [0, 1) of shape ``(..., K)`` (``(S, ..., K)`` where the head draws S > 1 masks)
+                to use in place of the global generator's.
+        """
+        check_choice("reduction", reduction, REDUCTIONS)
+        check_features(features, self.in_features)
+        target = check_target(target, features.shape[:-1], self.num_classes, self.ignore_index)
+        rows = features.reshape(-1, self.in_features)
+        labels = target.reshape(-1)
+        counts = labels != self.ignore_index
+        labels = labels.masked_fill(~counts, 0)  # any valid index: these rows get no weight
+        terms = self._terms(rows, labels, self._noise(rows, noise, features.shape[:-1]))
+
+        weight = counts.to(terms["cross_entropy"].dtype)
+        if self.class_weight is not None:
+            weight = weight * self.class_weight.to(weight.dtype)[labels]
+        # The cross entropy has its class weights already: with label smoothing they differ from class to class.
+        weighted = {k: v * (counts if k == "cross_entropy" else weight) for k, v in terms.items()}
+        if reduction == "none":
+            reduced = {k: v.reshape(target.shape) for k, v in weighted.items()}
+        else:
+            reduced = {k: v.sum() for k, v in weighted.items()}
+            if reduction == "mean":
+                # Nothing to average over gives 0 with a zero gradient, never 0/0.
+                size = weight.sum()
+                size = torch.where(size > 0, size, torch.ones_like(size))
+                reduced = {k: v / size for k, v in reduced.items()}
+        coefficients = self._coefficients()
+        total = coefficients["cross_entropy"] * reduced["cross_entropy"]
+        for name, term in reduced.items():
+            if name != "cross_entropy":
+                total = total + coefficients[name] * term
+        return Loss(total, reduced)
+
+    def predict_proba(
+        self,
+        features: Tensor,
+        mode: str = "mean",
+        *,
+        samples: int = 100,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Return class probabilities ``(..., K)``, in float32 at least.
+
+        ``mode="mean"`` is ``softmax(forward(features))``; ``"mc"`` averages over ``samples`` masks drawn from
+        p(z | x). A head that draws no masks at test time gives the same answer in every mode.
+        """
+        check_choice("mode", mode, MODES)
+        check_count("samples", samples)
+        return _wide(self(features)).softmax(-1)
+
+    def retain_probs(self, features: Tensor) -> Tensor:
+        """Return rho(x), the probability ``(..., K)`` that each class is retained; ones where there are no masks."""
+        check_features(features, self.in_features)
+        return _wide(features).new_ones(*features.shape[:-1], self.num_classes)
+
+    def posterior_probs(self, features: Tensor, target: Tensor) -> Tensor:
+        """Return q(z_k = 1 | x, y) ``(..., K)``: the masks the likelihood is trained with, 1 for the target."""
+        check_target(target, features.shape[:-1], self.num_classes)
+        return keep_target(self.retain_probs(features), target)
+
+    def param_groups(self, weight_decay: float = 0.0, *, exempt: Iterable[str] = ("theta",)) -> list[dict[str, Any]]:
+        """Return parameter groups for an optimiser, without weight decay on theta (section 4.4 of the paper).
+
+        Args:
+            weight_decay: for everything not exempt.
+            exempt: which of the paper's groups ``"psi"``, ``"theta"``, ``"phi"`` get none.
+        """
+        exempt = tuple(exempt)
+        for group in exempt:
+            check_choice("parameter group", group, ("psi", "theta", "phi"))
+        free = {id(p) for g in exempt if g in self.maps for p in getattr(self, self.maps[g]).parameters()}
+        groups = [
+            {"params": [p for p in self.parameters() if id(p) not in free], "weight_decay": weight_decay},
+            {"params": [p for p in self.parameters() if id(p) in free], "weight_decay": 0.0},
+        ]
+        return [group for group in groups if group["params"]]
+
+    def config(self) -> dict[str, Any]:
+        """Return what :func:`dropmax.make_head` needs to build this head again.
+
+        >>> from dropmax import Softmax, make_head
+        >>> make_head(**Softmax(4, 3).config())
+        Softmax(in_features=4, num_classes=3)
+        """
+        options = {k: getattr(self, k) for k in option_names(type(self))}
+        if self.class_weight is not None:
+            options["class_weight"] = self.class_weight.tolist()
+        return {"name": self.name, "in_features": self.in_features, "num_classes": self.num_classes, **options}
+
+    def extra_repr(self) -> str:
+        """Show the options that differ from their defaults."""
+        shown = [f"in_features={self.in_features}", f"num_classes={self.num_classes}"]
+        for name, default in option_defaults(type(self)).items():
+            value = getattr(self, name)
+            if isinstance(value, Tensor):
+                value = value.tolist()
+            if value != default:
+                shown.append(f"{name}={value!r}")
+        return ", ".join(shown)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.extra_repr()})"
+
+    # --- what a head fills in ------------------------------------------------------------------------------------
+
+    def _terms(self, rows: Tensor, target: Tensor, noise: Tensor) -> dict[str, Tensor]:
+        """Return each term of the objective for each row; ``noise`` is empty where the head asked for none."""
+        return {"cross_entropy": self._cross_entropy(self.classifier(rows), target)}
+
+    def _coefficients(self) -> dict[str, float]:
+        """Return the weight of each term in the total."""
+        return {"cross_entropy": 1.0}
+
+    def _noise_shape(self, num_rows: int) -> tuple[int, ...] | None:
+        """Return the shape of the uniform noise ``_terms`` needs, or None where it needs none."""
+        return None
+
+    # --- shared by the heads -------------------------------------------------------------------------------------
+
+    def _cross_entropy(self, logits: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+        return cross_entropy(
+            logits,
+            target,
+            label_smoothing=self.label_smoothing,
+            smoothing_mask=mask,
+            class_weight=self.class_weight,
+        )
+
+    def _subset_cross_entropy(self, logits: Tensor, target: Tensor, kept: Tensor) -> Tensor:
+        """Return the cross entropy among the classes whose 0/1 mask ``kept`` is 1."""
+        logits = _wide(logits)
+        # The lowest finite number, not -inf: label smoothing multiplies it by zero.
+        return self._cross_entropy(logits.masked_fill(kept == 0, torch.finfo(logits.dtype).min), target, kept)
+
+    def _noise(self, rows: Tensor, noise: Tensor | None, batch_shape: Sequence[int]) -> Tensor:
+        dtype = _wide(rows).dtype
+        shape = self._noise_shape(len(rows))
+        if shape is None:
+            return rows.new_empty(0)
+        if noise is None:
+            return torch.rand(shape, dtype=dtype, device=rows.device)
+        expected = (*shape[:-2], *batch_shape, self.num_classes)
+        if tuple(noise.shape) != expected:
+            raise InvalidValue(f"noise has shape {tuple(noise.shape)}, but this call needs {expected}")
+        return noise.to(dtype).reshape(shape)
+
+
+def option_defaults(head: type[Head]) -> dict[str, Any]:
+    """Return the options a head's constructor takes beyond its sizes, device and dtype, with their defaults.
+
+    >>> from dropmax import Softmax
+    >>> option_defaults(Softmax)
+    {'label_smoothing': 0.0, 'class_weight': None, 'ignore_index': -100}
+    """
+    own = {"self", "in_features", "num_classes", "device", "dtype", "shared", "unknown"}
+    options: dict[str, Any] = {}
+    for cls in head.__mro__:
+        for p in inspect.signature(cls.__init__).parameters.values() if issubclass(cls, Head) else ():
+            if p.name not in own:
+                options.setdefault(p.name, p.default)
+    return options
+
+
+def option_names(head: type[Head]) -> list[str]:
+    """Return the names of the options of a head.
+
+    >>> from dropmax import Softmax
+    >>> option_names(Softmax)
+    ['label_smoothing', 'class_weight', 'ignore_index']
+    """
+    return list(option_defaults(head))
+
+
+def unknown_option(head: type[Head], option: str) -> str:
+    """Return what to say about an option this head does not have.
+
+    >>> from dropmax import DropMax
+    >>> print(unknown_option(DropMax, "temprature")[:78])
+    the head 'dropmax' has no option 'temprature': did you mean 'temperature'? Its
+    """
+    names = option_names(head)
+    return (
+        f"the head {head.name!r} has no option {option!r}:{did_you_mean(option, names)} "
+        f"Its options are {', '.join(names)}"
+    )
+
+
+def keep_target(mask: Tensor, target: Tensor) -> Tensor:
+    """Return the mask with 1 for the target of each row.
+
+    >>> keep_target(torch.zeros(2, 3), torch.tensor([0, 2]))
+    tensor([[1., 0., 0.],
+            [0., 0., 1.]])
+    """
+    return mask.scatter(-1, target.long().unsqueeze(-1), 1.0)
+
+
+def _class_weight(
+    weight: Tensor | Sequence[float] | None, num_classes: int, device: torch.device | str | None
+) -> Tensor | None:
+    if weight is None:
+        return None
+    try:
+        result = torch.as_tensor(weight, dtype=torch.float32, device=device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidType(f"class_weight must hold one number a class, got {weight!r}") from error
+    if tuple(result.shape) != (num_classes,):
+        raise InvalidValue(
+            f"class_weight must hold one number for each of the {num_classes} classes, got shape {tuple(result.shape)}"
+        )
+    if not bool(torch.isfinite(result).all() and (result >= 0).all()):
+        raise InvalidValue(f"class_weight must be finite and not negative, got {result.tolist()}")
+    return result

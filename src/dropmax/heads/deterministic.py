@@ -1,0 +1,72 @@
+"""Attention over the classes that is computed, not sampled: with labels (DropMax) and without (Attention)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from dropmax.checks import check_features
+from dropmax.functional import _wide, auxiliary, mean_logits
+from dropmax.heads.base import Head
+
+
+class DeterministicAttention(Head):
+    """Softmax with a learned sigmoid gate on each class: ``p(y) ~ rho(x) exp(o)``.
+
+    Trained by the cross entropy of exactly that, so training and prediction are one function. The paper adds a small
+    epsilon to rho; in log space nothing can vanish, and none is needed.
+
+    >>> import torch
+    >>> head = DeterministicAttention(in_features=8, num_classes=3)
+    >>> bool(head.retain_probs(torch.randn(5, 8)).lt(1).all())
+    True
+    """
+
+    name = "deterministic-attention"
+    maps: ClassVar[dict[str, str]] = {"psi": "classifier", "theta": "retain"}
+
+    retain: nn.Linear
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return ``o + log rho``."""
+        check_features(features, self.in_features)
+        return mean_logits(self.classifier(features), self.retain(features))
+
+    def retain_probs(self, features: Tensor) -> Tensor:
+        """Return the gate rho(x) = sigmoid(W h + b)."""
+        check_features(features, self.in_features)
+        return _wide(self.retain(features)).sigmoid()
+
+    def _terms(self, rows: Tensor, target: Tensor, noise: Tensor) -> dict[str, Tensor]:
+        return {"cross_entropy": self._cross_entropy(_gated(self.classifier(rows), self.retain(rows)), target)}
+
+
+class DeterministicDropMax(DeterministicAttention):
+    """Deterministic attention whose gate is also taught the label, by a binary cross entropy of rho for each class.
+
+    The loss is the cross entropy of ``rho exp(o)`` plus, as the term ``auxiliary``, ``-sum_k [y log rho +
+    (1 - y) log(1 - rho)]``.
+
+    >>> import torch
+    >>> head = DeterministicDropMax(in_features=8, num_classes=3)
+    >>> sorted(head.loss(torch.randn(5, 8), torch.zeros(5, dtype=torch.long)).terms)
+    ['auxiliary', 'cross_entropy']
+    """
+
+    name = "deterministic-dropmax"
+
+    def _terms(self, rows: Tensor, target: Tensor, noise: Tensor) -> dict[str, Tensor]:
+        o, a = self.classifier(rows), self.retain(rows)
+        return {
+            "cross_entropy": self._cross_entropy(_gated(o, a), target),
+            "auxiliary": auxiliary(a, target),
+        }
+
+    def _coefficients(self) -> dict[str, float]:
+        return {"cross_entropy": 1.0, "auxiliary": 1.0}
+
+
+def _gated(logits: Tensor, retain_logits: Tensor) -> Tensor:
+    """Keep the wide dtype: a loss is computed in float32 at least."""
+    return mean_logits(_wide(logits), retain_logits)

@@ -1,0 +1,133 @@
+"""DropMax: a softmax that learns, for each input, which rival classes deserve attention."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dropmax.checks import check_choice, check_flag, check_target, check_weight, is_traced
+from dropmax.functional import _wide, auxiliary, log_relaxed_mask, mask_entropy, mask_kl
+from dropmax.fused import dropmax_terms
+from dropmax.heads.base import SharedOptions, keep_target
+from dropmax.heads.masked import MaskedHead
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class DropMax(MaskedHead):
+    """The adaptive variational softmax of Lee et al. (NeurIPS 2018), equations 4 to 11.
+
+    Three linear maps of the feature vector h: class logits o (psi), retain logits a (theta) with
+    ``rho = sigmoid(a)``, and the correction r (phi) that turns the prior p(z | x) = Bernoulli(rho) into the posterior
+    q(z | x, y) = Bernoulli(sigmoid(stop(a) + r)) with the target's mask fixed at 1. The loss of a row is::
+
+        -log p(y | x, z)  +  KL[q || p]  -  H[p]  +  auxiliary(r),      z ~ q
+
+    Args:
+        temperature: tau of the relaxed masks (equation 6).
+        samples: S, masks drawn for each row.
+        stop_gradient: what ``stop`` in the posterior stops. ``"logits"`` (the authors' code) stops the whole retain
+            logit; ``"parameters"`` (the paper's text) stops W_theta and b_theta only, so that a gradient still
+            reaches the features.
+        prior_correction: take the base rate log(K - 1) out of the auxiliary loss, see
+            :func:`dropmax.functional.auxiliary`. It matters with many classes.
+        mask_gradient: let the likelihood's gradient reach q through the relaxed masks. False draws the masks from q
+            without a gradient, so that r learns from the labels alone.
+        cross_entropy_weight, kl_weight, entropy_weight, auxiliary_weight: weights of the terms; the paper needs none.
+        epsilon: what is left of a dropped class.
+
+    >>> import torch
+    >>> head = DropMax(in_features=512, num_classes=100)
+    >>> features, target = torch.randn(8, 512), torch.arange(8)
+    >>> head(features).shape
+    torch.Size([8, 100])
+    >>> head.loss(features, target).total.backward()
+    """
+
+    name = "dropmax"
+    maps: ClassVar[dict[str, str]] = {"psi": "classifier", "theta": "retain", "phi": "correction"}
+
+    correction: nn.Linear
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        temperature: float = 0.1,
+        samples: int = 1,
+        stop_gradient: str = "logits",
+        prior_correction: bool = False,
+        mask_gradient: bool = True,
+        cross_entropy_weight: float = 1.0,
+        kl_weight: float = 1.0,
+        entropy_weight: float = 1.0,
+        auxiliary_weight: float = 1.0,
+        epsilon: float = 1e-20,
+        **shared: Unpack[SharedOptions],
+    ) -> None:
+        super().__init__(in_features, num_classes, temperature=temperature, samples=samples, epsilon=epsilon, **shared)
+        check_choice("stop_gradient", stop_gradient, ("logits", "parameters"))
+        check_flag("prior_correction", prior_correction)
+        check_flag("mask_gradient", mask_gradient)
+        check_weight("cross_entropy_weight", cross_entropy_weight)
+        check_weight("kl_weight", kl_weight)
+        check_weight("entropy_weight", entropy_weight)
+        check_weight("auxiliary_weight", auxiliary_weight)
+        self.stop_gradient = stop_gradient
+        self.prior_correction = prior_correction
+        self.mask_gradient = mask_gradient
+        self.cross_entropy_weight = cross_entropy_weight
+        self.kl_weight = kl_weight
+        self.entropy_weight = entropy_weight
+        self.auxiliary_weight = auxiliary_weight
+
+    def posterior_probs(self, features: Tensor, target: Tensor) -> Tensor:
+        """Return q(z | x, y) of equation 10: ``sigmoid(a + r)``, and 1 for the target."""
+        target = check_target(target, features.shape[:-1], self.num_classes)
+        b = _wide(self.retain(features)) + _wide(self.correction(features))
+        return keep_target(b.sigmoid(), target)
+
+    def _coefficients(self) -> dict[str, float]:
+        return {
+            "cross_entropy": self.cross_entropy_weight,
+            "kl": self.kl_weight,
+            "entropy": -self.entropy_weight,
+            "auxiliary": self.auxiliary_weight,
+        }
+
+    def _terms(self, rows: Tensor, target: Tensor, noise: Tensor) -> dict[str, Tensor]:
+        o, a, r = _wide(self.classifier(rows)), _wide(self.retain(rows)), _wide(self.correction(rows))
+        stopped = a.detach() if self.stop_gradient == "logits" else self._retain_logits_of_features_only(rows)
+        if self._can_fuse(o):
+            return dropmax_terms(
+                o,
+                a,
+                stopped,
+                r,
+                noise,
+                target,
+                temperature=self.temperature,
+                epsilon=self.epsilon,
+                prior_correction=self.prior_correction,
+                mask_gradient=self.mask_gradient,
+            )
+        b = stopped + r
+        log_mask = log_relaxed_mask(b, noise, self.temperature)
+        return {
+            "cross_entropy": self._masked_nll(o, log_mask if self.mask_gradient else log_mask.detach(), target),
+            "kl": mask_kl(b, a, target),
+            "entropy": mask_entropy(a),
+            "auxiliary": auxiliary(r, target, prior_correction=self.prior_correction),
+        }
+
+    def _retain_logits_of_features_only(self, rows: Tensor) -> Tensor:
+        return _wide(F.linear(rows, self.retain.weight.detach(), self.retain.bias.detach()))
+
+    def _can_fuse(self, logits: Tensor) -> bool:
+        """Take the fused form where it applies; a compiler fuses the plain one, and torch.func transforms it."""
+        plain_objective = self.samples == 1 and self.label_smoothing == 0 and self.class_weight is None
+        return plain_objective and self.epsilon >= 1e-30 and not is_traced(logits)

@@ -1,0 +1,111 @@
+"""What the two heads with learned random masks share: their prior p(z | x) and the ways to predict with it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from dropmax.checks import check_choice, check_count, check_features, check_positive, check_probability
+from dropmax.functional import _wide, masked_logits, mean_logits
+from dropmax.heads.base import MODES, Head, SharedOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+#: Monte Carlo works on this many numbers at once: enough to be fast, small enough for a laptop.
+_MC_BLOCK = 2**22
+
+
+class MaskedHead(Head):
+    """A head whose class masks are Bernoulli(rho(x)) with ``rho(x) = sigmoid(W_theta h + b_theta)`` (equation 4).
+
+    >>> from dropmax import DropMax
+    >>> issubclass(DropMax, MaskedHead)
+    True
+    """
+
+    retain: nn.Linear
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        temperature: float = 0.1,
+        samples: int = 1,
+        epsilon: float = 1e-20,
+        **shared: Unpack[SharedOptions],
+    ) -> None:
+        super().__init__(in_features, num_classes, **shared)
+        check_positive("temperature", temperature)
+        check_count("samples", samples)
+        check_probability("epsilon", epsilon)
+        self.temperature = temperature
+        self.samples = samples
+        self.epsilon = epsilon
+
+    def _noise_shape(self, num_rows: int) -> tuple[int, ...]:
+        rows = (num_rows, self.num_classes)
+        return rows if self.samples == 1 else (self.samples, *rows)
+
+    def _masked_nll(self, o: Tensor, log_mask: Tensor, target: Tensor) -> Tensor:
+        """Return ``-log p(y = t | x, z)`` of each row, averaged over the S masks, the target's mask being 1."""
+        target = target.expand(log_mask.shape[:-1])
+        log_mask = log_mask.scatter(-1, target.unsqueeze(-1), 0.0)
+        mask = log_mask.exp() if self.label_smoothing else None
+        nll = self._cross_entropy(masked_logits(o, log_mask, self.epsilon), target, mask)
+        return nll if self.samples == 1 else nll.mean(0)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return ``o + log rho``: their softmax is the mean prediction p(y | x, z = rho(x)) of equation 13."""
+        check_features(features, self.in_features)
+        return mean_logits(self.classifier(features), self.retain(features))
+
+    def predict_proba(
+        self,
+        features: Tensor,
+        mode: str = "mean",
+        *,
+        samples: int = 100,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Return class probabilities ``(..., K)``, in float32 at least.
+
+        ``"mean"`` puts rho in place of the mask (equation 13). ``"mc"`` averages ``samples`` predictions, each with
+        a mask drawn from p(z | x) (equation 12); a mask that drops every class leaves plain softmax, the limit of
+        the paper's epsilon.
+        """
+        check_choice("mode", mode, MODES)
+        check_count("samples", samples)
+        check_features(features, self.in_features)
+        if mode == "mc":
+            o, a = _wide(self.classifier(features)), _wide(self.retain(features))
+            return monte_carlo(o, a, samples, generator)
+        return _wide(self(features)).softmax(-1)
+
+    def retain_probs(self, features: Tensor) -> Tensor:
+        """Return rho(x): how much each class deserves attention."""
+        check_features(features, self.in_features)
+        return _wide(self.retain(features)).sigmoid()
+
+
+def monte_carlo(
+    logits: Tensor, retain_logits: Tensor, samples: int, generator: torch.Generator | None = None
+) -> Tensor:
+    """Average ``softmax`` over ``samples`` sets of classes, each kept with probability ``sigmoid(retain_logits)``.
+
+    >>> o = torch.zeros(1, 4)
+    >>> monte_carlo(o, torch.full_like(o, 50.0), samples=3)  # every class kept, every time
+    tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
+    """
+    rho = retain_logits.sigmoid()
+    total = torch.zeros_like(logits)
+    block = max(1, _MC_BLOCK // max(1, logits.numel()))
+    for start in range(0, samples, block):
+        size = (min(block, samples - start), *logits.shape)
+        kept = torch.rand(size, dtype=rho.dtype, device=rho.device, generator=generator) < rho
+        kept |= ~kept.any(-1, keepdim=True)  # nothing kept: the whole softmax
+        total += logits.masked_fill(~kept, -torch.inf).softmax(-1).sum(0)
+    return total / samples

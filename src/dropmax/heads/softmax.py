@@ -1,0 +1,20 @@
+"""The baseline everybody knows."""
+
+from __future__ import annotations
+
+from dropmax.heads.base import Head
+
+
+class Softmax(Head):
+    """A linear map and a softmax, trained with cross entropy (equation 2).
+
+    ``loss`` equals ``torch.nn.functional.cross_entropy(forward(features), target)``, class weights, label smoothing
+    and ``ignore_index`` included.
+
+    >>> import torch
+    >>> head = Softmax(in_features=8, num_classes=3)
+    >>> head.predict_proba(torch.randn(5, 8)).shape
+    torch.Size([5, 3])
+    """
+
+    name = "softmax"

@@ -1,0 +1,42 @@
+"""Sparse probabilities: most classes get exactly zero."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dropmax.checks import check_choice, check_count
+from dropmax.functional import sparsemax, sparsemax_loss
+from dropmax.heads.base import MODES, Head
+
+
+class Sparsemax(Head):
+    """A linear map and the sparsemax projection, trained with the sparsemax loss (Martins & Astudillo, 2016).
+
+    Its probabilities are ``sparsemax(forward(features))``, not the softmax of it. Label smoothing spreads the label
+    evenly; a class weight multiplies the row.
+
+    >>> head = Sparsemax(in_features=8, num_classes=100)
+    >>> bool((head.predict_proba(5 * torch.randn(4, 8)) == 0).any())
+    True
+    """
+
+    name = "sparsemax"
+
+    def _terms(self, rows: Tensor, target: Tensor, noise: Tensor) -> dict[str, Tensor]:
+        loss = sparsemax_loss(self.classifier(rows), target, label_smoothing=self.label_smoothing)
+        # It stands where the cross entropy of the other heads stands, so that logs line up.
+        return {"cross_entropy": loss if self.class_weight is None else loss * self.class_weight[target].to(loss)}
+
+    def predict_proba(
+        self,
+        features: Tensor,
+        mode: str = "mean",
+        *,
+        samples: int = 100,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Return ``sparsemax(forward(features))``; there are no masks, so every mode gives the same."""
+        check_choice("mode", mode, MODES)
+        check_count("samples", samples)
+        return sparsemax(self(features))
