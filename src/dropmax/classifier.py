@@ -104,7 +104,7 @@ def replace_head(
 
 def _find_last_layer(model: nn.Module) -> str:
     """Return the dotted name of the one layer that can only be the last."""
-    names = {id(module): name for name, module in model.named_modules()}
+    names: dict[int, str] = {id(module): name for name, module in model.named_modules()}
     get_classifier = getattr(model, "get_classifier", None)
     if callable(get_classifier):
         layer = get_classifier()

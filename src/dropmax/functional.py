@@ -26,6 +26,7 @@ __all__ = [
     "mask_entropy",
     "mask_kl",
     "masked_logits",
+    "masked_nll",
     "mean_logits",
     "sparsemax",
     "sparsemax_loss",
@@ -65,6 +66,36 @@ def masked_logits(logits: Tensor, log_mask: Tensor, epsilon: float = 1e-20) -> T
     tensor([  1.0000, -44.0517,   3.0000])
     """
     return logits + torch.logaddexp(log_mask, log_mask.new_tensor(math.log(epsilon)))
+
+
+def masked_nll(
+    logits: Tensor,
+    log_mask: Tensor,
+    target: Tensor,
+    *,
+    epsilon: float = 1e-20,
+    label_smoothing: float = 0.0,
+    class_weight: Tensor | None = None,
+) -> Tensor:
+    """Return ``-log p(y = t | x, z)`` of each row, with the target's mask fixed at 1.
+
+    ``log_mask`` of shape ``(S, ..., K)``, with one dimension more than the logits, holds S masks and gives their mean.
+    Label smoothing is spread over the retained classes.
+
+    >>> masked_nll(torch.zeros(4), torch.tensor([0.0, 0.0, -99.0, -99.0]), torch.tensor(0)).exp()
+    tensor(2.)
+    """
+    averaged = log_mask.dim() > logits.dim()
+    target = target.expand(log_mask.shape[:-1])
+    log_mask = log_mask.scatter(-1, target.unsqueeze(-1), 0.0)
+    nll = cross_entropy(
+        masked_logits(logits, log_mask, epsilon),
+        target,
+        label_smoothing=label_smoothing,
+        smoothing_mask=log_mask.exp() if label_smoothing else None,
+        class_weight=class_weight,
+    )
+    return nll.mean(0) if averaged else nll
 
 
 def mean_logits(logits: Tensor, retain_logits: Tensor) -> Tensor:

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dropmax.checks import check_choice, check_flag, check_target, check_weight, is_traced
-from dropmax.functional import _wide, auxiliary, log_relaxed_mask, mask_entropy, mask_kl
-from dropmax.fused import dropmax_terms
+from dropmax.functional import _wide
 from dropmax.heads.base import SharedOptions, keep_target
 from dropmax.heads.masked import MaskedHead
+from dropmax.objective import fused_terms, plain_terms
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -102,27 +102,11 @@ class DropMax(MaskedHead):
     def _terms(self, rows: Tensor, target: Tensor, noise: Tensor) -> dict[str, Tensor]:
         o, a, r = _wide(self.classifier(rows)), _wide(self.retain(rows)), _wide(self.correction(rows))
         stopped = a.detach() if self.stop_gradient == "logits" else self._retain_logits_of_features_only(rows)
+        inputs = (o, a, stopped, r, noise, target)
+        options = (self.temperature, self.epsilon, self.prior_correction, self.mask_gradient)
         if self._can_fuse(o):
-            return dropmax_terms(
-                o,
-                a,
-                stopped,
-                r,
-                noise,
-                target,
-                temperature=self.temperature,
-                epsilon=self.epsilon,
-                prior_correction=self.prior_correction,
-                mask_gradient=self.mask_gradient,
-            )
-        b = stopped + r
-        log_mask = log_relaxed_mask(b, noise, self.temperature)
-        return {
-            "cross_entropy": self._masked_nll(o, log_mask if self.mask_gradient else log_mask.detach(), target),
-            "kl": mask_kl(b, a, target),
-            "entropy": mask_entropy(a),
-            "auxiliary": auxiliary(r, target, prior_correction=self.prior_correction),
-        }
+            return fused_terms(*inputs, *options)._asdict()
+        return plain_terms(*inputs, *options, self.label_smoothing, self.class_weight)._asdict()
 
     def _retain_logits_of_features_only(self, rows: Tensor) -> Tensor:
         return _wide(F.linear(rows, self.retain.weight.detach(), self.retain.bias.detach()))

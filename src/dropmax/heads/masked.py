@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dropmax.checks import check_choice, check_count, check_features, check_positive, check_probability
-from dropmax.functional import _wide, masked_logits, mean_logits
+from dropmax.functional import _wide, mean_logits
 from dropmax.heads.base import MODES, Head, SharedOptions
 
 if TYPE_CHECKING:
@@ -49,14 +49,6 @@ class MaskedHead(Head):
     def _noise_shape(self, num_rows: int) -> tuple[int, ...]:
         rows = (num_rows, self.num_classes)
         return rows if self.samples == 1 else (self.samples, *rows)
-
-    def _masked_nll(self, o: Tensor, log_mask: Tensor, target: Tensor) -> Tensor:
-        """Return ``-log p(y = t | x, z)`` of each row, averaged over the S masks, the target's mask being 1."""
-        target = target.expand(log_mask.shape[:-1])
-        log_mask = log_mask.scatter(-1, target.unsqueeze(-1), 0.0)
-        mask = log_mask.exp() if self.label_smoothing else None
-        nll = self._cross_entropy(masked_logits(o, log_mask, self.epsilon), target, mask)
-        return nll if self.samples == 1 else nll.mean(0)
 
     def forward(self, features: Tensor) -> Tensor:
         """Return ``o + log rho``: their softmax is the mean prediction p(y | x, z = rho(x)) of equation 13."""

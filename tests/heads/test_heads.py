@@ -1,0 +1,328 @@
+"""What every head must do, and what tells the heads apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import dropmax
+from dropmax import HEADS, DropMax, make_head
+from tests import enumeration as naive
+
+F64 = torch.float64
+ALL = list(HEADS)
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in ALL),
+    *((name, {"label_smoothing": 0.1}) for name in ALL),
+    *((name, {"class_weight": [1.0, 2.0, 0.5, 1.0, 3.0]}) for name in ALL),
+    ("sampled-softmax", {"fraction": 1.0}),
+    ("dropmax-qp", {"gamma": 0.1, "samples": 3}),
+    ("dropmax", {"samples": 3}),
+    ("dropmax", {"stop_gradient": "parameters"}),
+    ("dropmax", {"prior_correction": True, "kl_weight": 0.3, "entropy_weight": 0.2, "auxiliary_weight": 5.0}),
+    ("dropmax", {"mask_gradient": False, "label_smoothing": 0.1, "class_weight": [1.0, 2.0, 0.5, 1.0, 3.0]}),
+    ("dropmax", {"epsilon": 1e-35}),
+]
+
+
+def batch(n: int = 4, d: int = 6, k: int = 5, dtype: torch.dtype = F64) -> tuple[Tensor, Tensor]:
+    return torch.randn(n, d, dtype=dtype), torch.randint(k, (n,))
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+def test_gradcheck_of_every_loss_with_fixed_noise(name: str, options: dict[str, Any]) -> None:
+    head = make_head(name, 6, 5, dtype=F64, **options)
+    features, target = batch()
+    noise = torch.rand(*((3,) if options.get("samples") else ()), 4, 5, dtype=F64)
+    parameters = dict(head.named_parameters())
+
+    def loss(features: Tensor, *values: Tensor) -> Tensor:
+        replaced = {f"head.{k}": v for k, v in zip(parameters, values, strict=True)}
+        return torch.func.functional_call(_LossOf(head), replaced, (features, target, noise))
+
+    # What a loss stops, a numerical derivative does not: there, check the classifier only. The stopped paths of DropMax
+    # have their own test; the spread of label smoothing over a mask is a target, which carries no gradient.
+    stops = name == "dropmax" or (name == "dropmax-qp" and "label_smoothing" in options)
+    values = [p.detach().clone().requires_grad_(not stops or "classifier" in k) for k, p in parameters.items()]
+    assert torch.autograd.gradcheck(loss, [features.requires_grad_(not stops), *values])
+
+
+class _LossOf(nn.Module):
+    def __init__(self, head: dropmax.Head) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, features: Tensor, target: Tensor, noise: Tensor) -> Tensor:
+        return self.head.loss(features, target, noise=noise).total
+
+
+@pytest.mark.parametrize("stop_gradient", ["logits", "parameters"])
+@pytest.mark.parametrize("mask_gradient", [True, False])
+def test_numerical_gradient_of_dropmax_with_the_stopped_logit_held_fixed(
+    stop_gradient: str, mask_gradient: bool
+) -> None:
+    """Differences of an independent formula, in which what the loss stops is a constant."""
+    head = DropMax(6, 5, dtype=F64, stop_gradient=stop_gradient, mask_gradient=mask_gradient)
+    features, target = batch()
+    noise = torch.rand(4, 5, dtype=F64)
+    reference = {k: v.detach().clone() for k, v in head.named_parameters()}
+
+    def formula(h: Tensor, *values: Tensor) -> Tensor:
+        p = dict(zip(reference, values, strict=True))
+        o, a, r = (h @ p[f"{m}.weight"].T + p[f"{m}.bias"] for m in ("classifier", "retain", "correction"))
+        h_stop = features.detach() if stop_gradient == "logits" else h
+        b = h_stop @ reference["retain.weight"].T + reference["retain.bias"] + r
+        z = torch.sigmoid((b + noise.log() - (1 - noise).log()) / 0.1)
+        if not mask_gradient:
+            frozen = features.detach()
+            b0 = frozen @ reference["retain.weight"].T + reference["retain.bias"]
+            b0 = b0 + frozen @ reference["correction.weight"].T + reference["correction.bias"]
+            z = torch.sigmoid((b0 + noise.log() - (1 - noise).log()) / 0.1)
+        z = z.scatter(-1, target[:, None], 1.0)
+        y = nn.functional.one_hot(target, 5)
+        g, rho = b.sigmoid(), a.sigmoid()
+        nll = -(((z + 1e-20) * o.exp()) / ((z + 1e-20) * o.exp()).sum(-1, keepdim=True)).log()
+        kl = torch.where(y == 1, -rho.log(), g * (g / rho).log() + (1 - g) * ((1 - g) / (1 - rho)).log())
+        entropy = -(rho * rho.log() + (1 - rho) * (1 - rho).log())
+        aux = -(y * r.sigmoid().log() + (1 - y) * (1 - r.sigmoid()).log())
+        return ((nll * y) + kl - entropy + aux).sum(-1).mean()
+
+    h = features.clone().requires_grad_()
+    head.loss(h, target, noise=noise).total.backward()
+    inputs = [features, *reference.values()]
+    for index, (x, grad) in enumerate(zip(inputs, [h.grad, *(p.grad for p in head.parameters())], strict=True)):
+        assert grad is not None
+        for position in [(0, 0), (x.shape[0] - 1, -1)] if x.dim() == 2 else [(0,), (-1,)]:
+            step = torch.zeros_like(x)
+            step[position] = 1e-6
+            moved = [[v + sign * step if i == index else v for i, v in enumerate(inputs)] for sign in (1, -1)]
+            difference = (formula(*moved[0]) - formula(*moved[1])) / 2e-6
+            assert grad[position].item() == pytest.approx(difference.item(), abs=1e-6, rel=1e-5)
+
+
+def gradients(head: dropmax.Head, term: str, features: Tensor, target: Tensor) -> dict[str, bool]:
+    """Which parameters (and the features) get a gradient from a term."""
+    features = features.clone().requires_grad_()
+    inputs = {"features": features, **dict(head.named_parameters())}
+    grads = torch.autograd.grad(head.loss(features, target).terms[term], list(inputs.values()), allow_unused=True)
+    reached = {k: g is not None and bool((g != 0).any()) for k, g in zip(inputs, grads, strict=True)}
+    return {k.removesuffix(".weight"): v for k, v in reached.items() if not k.endswith(".bias")}
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("stop_gradient", ["logits", "parameters"])
+def test_which_parameters_learn_from_which_term(
+    stop_gradient: str, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = DropMax(6, 5, stop_gradient=stop_gradient, dtype=F64)
+    if not fused:
+        monkeypatch.setattr(head, "_can_fuse", lambda o: False)
+    features, target = batch()
+    reached = {
+        term: gradients(head, term, features, target) for term in ("cross_entropy", "kl", "entropy", "auxiliary")
+    }
+    # theta learns from KL and entropy, never from the sampled likelihood.
+    assert reached["cross_entropy"] == {"features": True, "classifier": True, "retain": False, "correction": True}
+    assert reached["kl"] == {"features": True, "classifier": False, "retain": True, "correction": True}
+    assert reached["entropy"] == {"features": True, "classifier": False, "retain": True, "correction": False}
+    assert reached["auxiliary"] == {"features": True, "classifier": False, "retain": False, "correction": True}
+
+
+def test_the_two_stop_gradient_readings_differ_in_the_features_gradient_only() -> None:
+    features, target = batch()
+    noise = torch.rand(4, 5, dtype=F64)
+    results = []
+    for stop_gradient in ("logits", "parameters"):
+        torch.manual_seed(1)
+        head = DropMax(6, 5, stop_gradient=stop_gradient, dtype=F64)
+        h = features.clone().requires_grad_()
+        loss = head.loss(h, target, noise=noise).total
+        loss.backward()
+        results.append((loss.detach(), h.grad, [p.grad for p in head.parameters()]))
+    torch.testing.assert_close(results[0][0], results[1][0])
+    torch.testing.assert_close(results[0][2], results[1][2])
+    assert not torch.allclose(results[0][1], results[1][1])
+
+
+def test_without_mask_gradient_phi_learns_from_kl_and_labels_alone() -> None:
+    head = DropMax(6, 5, mask_gradient=False, dtype=F64)
+    assert gradients(head, "cross_entropy", *batch())["correction"] is False
+    assert gradients(head, "kl", *batch())["correction"] is True
+
+
+@pytest.mark.parametrize("name", ["dropmax", "dropmax-qp"])
+def test_monte_carlo_converges_to_the_mean_over_all_masks(name: str) -> None:
+    head = make_head(name, 6, 8, dtype=F64)
+    features = 3 * torch.randn(3, 6, dtype=F64)
+    samples = 20_000
+    estimate = head.predict_proba(features, "mc", samples=samples, generator=torch.Generator().manual_seed(3))
+    masks = naive.all_masks(8)
+    for row, h in zip(estimate, features, strict=True):
+        p = naive.mask_probabilities(masks, head.retain_probs(h))
+        values = naive.likelihoods(head.classifier(h), masks)
+        mean = p @ values
+        error = ((p @ (values - mean).square()) / samples).sqrt()
+        assert ((row - mean).abs() <= 4 * error + 1e-9).all()
+
+
+def test_the_sampled_likelihood_converges_to_the_enumerated_one_as_the_masks_get_hard() -> None:
+    head = DropMax(6, 6, dtype=F64, temperature=1e-3, samples=20_000)
+    h, target = torch.randn(1, 6, dtype=F64), torch.tensor([2])
+    sampled = head.loss(h, target).terms["cross_entropy"]
+    masks = naive.all_masks(6)
+    q = naive.mask_probabilities(masks, head.posterior_probs(h, target)[0])
+    nll = -naive.likelihoods(head.classifier(h)[0], masks)[:, 2].log()
+    expected = (q * nll).sum()
+    standard_error = ((q * (nll - expected).square()).sum() / 20_000).sqrt()
+    assert abs(sampled - expected) < 4 * standard_error
+
+
+@given(seed=st.integers(0, 10**6), scale=st.sampled_from([1.0, 20.0]), name=st.sampled_from(ALL))
+def test_probabilities_sum_to_one_and_follow_a_permutation_of_the_classes(seed: int, scale: float, name: str) -> None:
+    torch.manual_seed(seed)
+    head, other = (make_head(name, 6, 7, dtype=F64) for _ in range(2))
+    permutation = torch.randperm(7)
+    other.load_state_dict({k: v[permutation] for k, v in head.state_dict().items()})
+    features = scale * torch.randn(3, 6, dtype=F64)
+    p = head.predict_proba(features)
+    torch.testing.assert_close(p.sum(-1), torch.ones(3, dtype=F64))
+    torch.testing.assert_close(other.predict_proba(features), p[:, permutation])
+    torch.testing.assert_close(other.retain_probs(features), head.retain_probs(features)[:, permutation])
+
+
+@given(seed=st.integers(0, 10**6), shift=st.floats(-50, 50), name=st.sampled_from(ALL))
+def test_adding_a_constant_to_the_class_logits_changes_nothing(seed: int, shift: float, name: str) -> None:
+    torch.manual_seed(seed)
+    head = make_head(name, 6, 7, dtype=F64)
+    features, target = batch(k=7)
+    noise = torch.rand(4, 7, dtype=F64)
+    before = head.loss(features, target, noise=noise).total, head.predict_proba(features)
+    with torch.no_grad():
+        head.classifier.bias += shift
+    after = head.loss(features, target, noise=noise).total, head.predict_proba(features)
+    torch.testing.assert_close(after, before)
+
+
+@pytest.mark.parametrize("name", ["dropmax", "dropmax-qp", "deterministic-attention", "deterministic-dropmax"])
+def test_equal_and_large_retain_logits_leave_plain_softmax(name: str) -> None:
+    head = make_head(name, 6, 7, dtype=F64)
+    with torch.no_grad():
+        head.retain.weight.zero_()
+        head.retain.bias.fill_(40.0)
+    features = torch.randn(3, 6, dtype=F64)
+    torch.testing.assert_close(head.predict_proba(features), head.classifier(features).softmax(-1))
+    torch.testing.assert_close(head.predict_proba(features, "mc", samples=5), head.classifier(features).softmax(-1))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"label_smoothing": 0.1},
+        {"class_weight": [0.5, 1.0, 2.0, 1.0, 4.0]},
+        {"label_smoothing": 0.2, "class_weight": [0.5, 1.0, 2.0, 1.0, 4.0]},
+    ],
+)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_softmax_is_torchs_cross_entropy_loss(options: dict[str, Any], reduction: str) -> None:
+    head = make_head("softmax", 6, 5, dtype=F64, ignore_index=3, **options)
+    features, target = torch.randn(20, 6, dtype=F64), torch.arange(20) % 5
+    weight = torch.tensor(options["class_weight"], dtype=F64) if "class_weight" in options else None
+    reference = nn.CrossEntropyLoss(
+        weight=weight, label_smoothing=options.get("label_smoothing", 0.0), ignore_index=3, reduction=reduction
+    )
+    torch.testing.assert_close(
+        head.loss(features, target, reduction=reduction).total, reference(head(features), target)
+    )
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+def test_reductions_ignored_rows_and_extra_dimensions_agree(name: str, options: dict[str, Any]) -> None:
+    head = make_head(name, 6, 5, dtype=F64, **options)
+    samples = (options["samples"],) if "samples" in options else ()
+    features, target = torch.randn(2, 3, 6, dtype=F64), torch.randint(5, (2, 3))
+    target[1, 2] = -100
+    noise = torch.rand(*samples, 2, 3, 5, dtype=F64)
+    rows = head.loss(features, target, noise=noise, reduction="none")
+    assert rows.total.shape == (2, 3)
+    assert rows.total[1, 2] == 0
+    flat = head.loss(features.reshape(6, 6)[:5], target.reshape(6)[:5], noise=noise.reshape(*samples, 6, 5)[..., :5, :])
+    weight = torch.tensor(options.get("class_weight", [1.0] * 5), dtype=F64)[target.reshape(6)[:5]]
+    total = head.loss(features, target, noise=noise, reduction="sum")
+    torch.testing.assert_close(total.total, rows.total.sum())
+    torch.testing.assert_close(flat.total, rows.total.sum() / weight.sum())
+    for term, value in flat.terms.items():
+        torch.testing.assert_close(value, rows.terms[term].sum() / weight.sum())
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("kind", ["empty", "all ignored"])
+def test_nothing_to_learn_from_gives_a_zero_loss_with_a_gradient(name: str, kind: str) -> None:
+    head = make_head(name, 6, 5)
+    n = 0 if kind == "empty" else 3
+    loss = head.loss(torch.randn(n, 6), torch.full((n,), -100)).total
+    assert loss.item() == 0
+    loss.backward()
+    assert all(p.grad is not None and (p.grad == 0).all() for p in head.parameters())
+    assert head.predict_proba(torch.randn(0, 6), "mc").shape == (0, 5)
+
+
+def test_theta_is_exempt_from_weight_decay() -> None:
+    head = DropMax(6, 5)
+    decayed, free = head.param_groups(weight_decay=0.1)
+    assert {id(p) for p in free["params"]} == {id(p) for p in head.retain.parameters()}
+    assert free["weight_decay"] == 0
+    assert decayed["weight_decay"] == 0.1
+    assert len(decayed["params"]) == 4
+    released = head.param_groups(0.1, exempt=("theta", "phi"))
+    assert [len(group["params"]) for group in released] == [2, 4]
+    assert [len(group["params"]) for group in make_head("softmax", 6, 5).param_groups(0.1)] == [2]
+
+
+def test_sampled_softmax_draws_as_many_rivals_as_it_says_and_always_the_target() -> None:
+    head = make_head("sampled-softmax", 6, 11, fraction=0.4)
+    assert head.num_sampled == 4
+    with torch.no_grad():
+        head.classifier.weight.zero_()
+        head.classifier.bias.zero_()
+    losses = head.loss(torch.randn(50, 6), torch.randint(11, (50,)), reduction="none").total
+    torch.testing.assert_close(losses, torch.full((50,), 5.0).log())  # the target among four rivals, all alike
+
+
+def test_random_dropmax_keeps_the_target_and_the_stated_share_of_rivals() -> None:
+    head = make_head("random-dropmax", 6, 101, retain=0.2)
+    with torch.no_grad():
+        head.classifier.weight.zero_()
+        head.classifier.bias.zero_()
+    kept = head.loss(torch.randn(2000, 6), torch.randint(101, (2000,)), reduction="none").total.exp() - 1
+    assert kept.mean().item() == pytest.approx(20, abs=4 * (100 * 0.2 * 0.8 / 2000) ** 0.5)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_head_is_rebuilt_from_its_config(name: str) -> None:
+    head = make_head(name, 6, 3, label_smoothing=0.1, class_weight=[1.0, 2.0, 3.0])
+    twin = make_head(**head.config())
+    assert repr(twin) == repr(head)
+    assert twin.config() == head.config()
+    twin.load_state_dict(head.state_dict())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_heads_learn_a_separable_problem(name: str) -> None:
+    torch.manual_seed(0)
+    centres = 4 * torch.eye(4)
+    target = torch.arange(400) % 4
+    features = centres[target] + torch.randn(400, 4)
+    head = make_head(name, 4, 4)
+    optimiser = torch.optim.Adam(head.param_groups(1e-4), lr=0.05)
+    for _ in range(150):
+        optimiser.zero_grad()
+        head.loss(features, target).total.backward()
+        optimiser.step()
+    accuracy = (head.predict_proba(features).argmax(-1) == target).float().mean()
+    assert accuracy > 0.97
