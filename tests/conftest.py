@@ -1,5 +1,10 @@
 """One thread a test process: two of them share two cores, and small tensors do not want more."""
 
+import os
+
+# Some virtual machines announce AMX and then die of it (SIGILL) in a bfloat16 product. oneDNN reads this once, early.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
 import pytest
 import torch
 from hypothesis import settings

@@ -1,0 +1,104 @@
+"""What a user gets for a mistake: our exception, which is also the builtin one expects, quoting what came."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from dropmax import HEADS, DropMaxError, make_head
+from dropmax.checks import values_are_readable
+
+FEATURES, TARGET = torch.zeros(4, 6), torch.tensor([0, 1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("features", "target", "kind", "message"),
+    [
+        (FEATURES, torch.tensor([0, 1, 2, 5]), ValueError, r"label 5, but labels must lie in 0\.\.4"),
+        (FEATURES, torch.tensor([0, 1, 2, -1]), ValueError, r"label -1, .* or equal ignore_index=-100"),
+        (FEATURES, TARGET.float(), TypeError, r"integer class indices, got torch\.float32"),
+        (FEATURES, torch.eye(5)[TARGET], TypeError, r"for one-hot labels pass target\.argmax\(-1\)"),
+        (FEATURES, TARGET[:3], ValueError, r"target has shape \(3,\), .* shape \(4,\)"),
+        (FEATURES, [0, 1, 2, 3], TypeError, r"torch\.Tensor of class indices, got list"),
+        (torch.zeros(4, 7), TARGET, ValueError, r"shape \(4, 7\), but this head expects 6 values"),
+        (torch.tensor(1.0), TARGET, ValueError, r"shape \(\)"),
+        (FEATURES.long(), TARGET, TypeError, r"floating point, got torch\.int64"),
+        (FEATURES.numpy(), TARGET, TypeError, r"torch\.Tensor, got ndarray"),
+    ],
+)
+@pytest.mark.parametrize("name", list(HEADS))
+def test_bad_tensors(name: str, features: Any, target: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(DropMaxError, match=message) as caught:
+        make_head(name, 6, 5).loss(features, target)
+    assert isinstance(caught.value, kind)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "kind", "message"),
+    [
+        ("dropmaks", {}, ValueError, r"unknown head 'dropmaks': did you mean 'dropmax'\? The heads are softmax, "),
+        ("dropmax", {"temprature": 1}, TypeError, r"no option 'temprature': did you mean 'temperature'\?"),
+        ("softmax", {"temperature": 1}, TypeError, r"'softmax' has no option 'temperature': Its options are label_sm"),
+        ("dropmax", {"temperature": 0}, ValueError, r"temperature must be a finite number above 0, got 0"),
+        ("dropmax", {"temperature": float("nan")}, ValueError, r"temperature .* got nan"),
+        ("dropmax", {"temperature": "hot"}, TypeError, r"temperature must be a number, got 'hot'"),
+        ("dropmax", {"samples": 0}, ValueError, r"samples must be at least 1, got 0"),
+        ("dropmax", {"samples": 1.5}, TypeError, r"samples must be a whole number, got 1\.5"),
+        ("dropmax", {"stop_gradient": "logit"}, ValueError, r"'logit': did you mean 'logits'\?"),
+        ("dropmax", {"kl_weight": -1}, ValueError, r"kl_weight must be finite and not negative, got -1"),
+        ("dropmax", {"kl_weight": None}, TypeError, r"kl_weight must be a number, got None"),
+        ("dropmax", {"prior_correction": 1}, TypeError, r"prior_correction must be True or False, got 1"),
+        ("dropmax", {"epsilon": 0}, ValueError, r"epsilon must lie in \(0, 1\), got 0"),
+        ("dropmax-qp", {"gamma": float("inf")}, ValueError, r"gamma"),
+        ("random-dropmax", {"retain": 1.0}, ValueError, r"retain must lie in \(0, 1\), got 1\.0"),
+        ("random-dropmax", {"retain": True}, TypeError, r"retain must be a number, got True"),
+        ("sampled-softmax", {"fraction": 0}, ValueError, r"fraction must lie in \(0, 1\], got 0"),
+        ("softmax", {"label_smoothing": 1.0}, ValueError, r"label_smoothing must lie in \[0, 1\), got 1\.0"),
+        ("softmax", {"class_weight": [1.0]}, ValueError, r"each of the 5 classes, got shape \(1,\)"),
+        ("softmax", {"class_weight": [1.0, -1, 1, 1, 1]}, ValueError, r"not negative"),
+        ("softmax", {"class_weight": "balanced"}, TypeError, r"one number a class, got 'balanced'"),
+        ("softmax", {"ignore_index": 1.5}, TypeError, r"ignore_index must be a whole number, got 1\.5"),
+    ],
+)
+def test_bad_options(name: str, options: dict[str, Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(DropMaxError, match=message) as caught:
+        make_head(name, 6, 5, **options)
+    assert isinstance(caught.value, kind)
+
+
+def test_the_constructor_also_knows_its_options() -> None:
+    with pytest.raises(TypeError, match="did you mean 'temperature'"):
+        HEADS["dropmax"](6, 5, temprature=1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(("sizes", "message"), [((6, 1), "num_classes must be at least 2, got 1"), ((0, 5), "in_feat")])
+def test_bad_sizes(sizes: tuple[int, int], message: str) -> None:
+    with pytest.raises(DropMaxError, match=message):
+        make_head("dropmax", *sizes)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda h: h.loss(FEATURES, TARGET, reduction="average"), "unknown reduction 'average'"),
+        (lambda h: h.loss(FEATURES, TARGET, noise=torch.rand(4, 6)), r"noise has shape \(4, 6\), .* \(4, 5\)"),
+        (lambda h: h.predict_proba(FEATURES, "maen"), "unknown mode 'maen': did you mean 'mean'"),
+        (lambda h: h.predict_proba(FEATURES, "mc", samples=0), "samples must be at least 1"),
+        (lambda h: h.posterior_probs(FEATURES, TARGET + 2), "label 5"),
+        (lambda h: h.param_groups(0.1, exempt=("tetha",)), "did you mean 'theta'"),
+    ],
+)
+def test_bad_calls(call: Any, message: str) -> None:
+    with pytest.raises(DropMaxError, match=message):
+        call(make_head("dropmax", 6, 5))
+
+
+def test_checks_look_at_no_values_where_that_would_stall_a_device() -> None:
+    assert values_are_readable(torch.zeros(1))
+    assert not values_are_readable(torch.zeros(1, device="meta"))
+    # The meta device has no values at all: a check that read one would raise something else than this.
+    head = make_head("dropmax", 6, 5, device="meta")
+    loss = head.loss(torch.zeros(4, 6, device="meta"), torch.zeros(4, dtype=torch.long, device="meta"))
+    assert loss.total.device.type == "meta"

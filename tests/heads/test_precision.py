@@ -1,0 +1,91 @@
+"""Every dtype, extreme logits, few and very many classes: finite, and float32 close to float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from dropmax import HEADS, Head, make_head
+
+ALL = list(HEADS)
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+def extreme_head(name: str, num_classes: int, dtype: torch.dtype) -> tuple[Head, Tensor, Tensor]:
+    """Features are 1 and the maps hold the logits themselves: class logits of size 1e4, retain logits of size 1e3."""
+    generator = torch.Generator().manual_seed(5)
+    head = make_head(name, 1, num_classes, dtype=torch.float64)
+    with torch.no_grad():
+        for attribute in head.maps.values():
+            scale = 1e4 if attribute == "classifier" else 1e3
+            values = scale * (2 * torch.rand(num_classes, 1, dtype=torch.float64, generator=generator) - 1)
+            getattr(head, attribute).weight.copy_(values.to(dtype))
+            getattr(head, attribute).bias.zero_()
+    target = torch.randint(num_classes, (2,), generator=generator)
+    return head.to(dtype), torch.ones(2, 1, dtype=dtype), target
+
+
+@pytest.mark.parametrize("num_classes", [2, 100_000])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ALL)
+def test_extreme_logits_give_a_finite_loss_and_gradient(name: str, dtype: torch.dtype, num_classes: int) -> None:
+    head, features, target = extreme_head(name, num_classes, dtype)
+    features.requires_grad_()
+    loss = head.loss(features, target)
+    assert loss.total.isfinite()
+    assert all(term.isfinite() for term in loss.terms.values())
+    loss.total.backward()
+    for p in head.parameters():
+        assert p.grad is not None
+        assert p.grad.isfinite().all()
+    if dtype != torch.float16:  # the sum over 100,000 classes of gradient times 1e4 does not fit into float16
+        assert features.grad is not None
+        assert features.grad.isfinite().all()
+    p = head.predict_proba(features)
+    assert p.isfinite().all()
+    torch.testing.assert_close(p.sum(-1), torch.ones_like(p[:, 0]), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_classes", [2, 1000])
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+@pytest.mark.parametrize("name", ALL)
+def test_float32_is_within_1e_5_of_float64(name: str, scale: float, num_classes: int) -> None:
+    # The logits are multiples of 1/8, exact in float32: what differs is our arithmetic, not the matrix product.
+    wide = make_head(name, 1, num_classes, dtype=torch.float64)
+    with torch.no_grad():
+        for p in wide.parameters():
+            p.copy_((scale * torch.randn(p.shape) * 8).round() / 8)
+    narrow = make_head(name, 1, num_classes)
+    narrow.load_state_dict(wide.state_dict())
+    target = torch.randint(num_classes, (16,))
+    noise = torch.rand(16, num_classes)
+    results = {}
+    for head, dtype in ((wide, torch.float64), (narrow, torch.float32)):
+        loss = head.loss(torch.ones(16, 1, dtype=dtype), target, noise=noise)
+        loss.total.backward()
+        results[dtype] = loss, [p.grad for p in head.parameters()], head.predict_proba(torch.ones(1, 1, dtype=dtype))
+    (loss64, grad64, p64), (loss32, grad32, p32) = results[torch.float64], results[torch.float32]
+    for term, value in loss64.terms.items():
+        torch.testing.assert_close(loss32.terms[term].double(), value, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(loss32.total.double(), loss64.total, rtol=1e-5, atol=1e-5)
+    for x, y in zip(grad32, grad64, strict=True):
+        torch.testing.assert_close(x.double(), y, rtol=1e-4, atol=1e-6 * max(1.0, y.abs().max().item()))
+    torch.testing.assert_close(p32.double(), p64, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ALL)
+def test_under_autocast_the_loss_is_float32_and_close(name: str, dtype: torch.dtype) -> None:
+    head = make_head(name, 32, 10)
+    features, target = torch.randn(64, 32), torch.randint(10, (64,))
+    noise = torch.rand(64, 10)
+    exact = head.loss(features, target, noise=noise).total
+    with torch.autocast("cpu", dtype=dtype):
+        loss = head.loss(features, target, noise=noise).total
+        probs = head.predict_proba(features)
+    assert loss.dtype == torch.float32
+    assert probs.dtype == torch.float32
+    torch.testing.assert_close(loss, exact, rtol=0.05, atol=0.05)
+    loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in head.parameters())
