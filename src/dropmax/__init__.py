@@ -1,24 +1,31 @@
-"""dropmax: a softmax that learns, for each input, which rival classes deserve attention."""
+"""dropmax: a softmax that learns, for each input, which rival classes deserve attention.
+
+Names are imported when first used, so that the command line can answer ``--help`` without waiting for torch.
+"""
 
 from __future__ import annotations
 
-from dropmax import functional
-from dropmax.classifier import Classifier, replace_head
-from dropmax.errors import DropMaxError
-from dropmax.heads import (
-    HEADS,
-    DeterministicAttention,
-    DeterministicDropMax,
-    DropMax,
-    DropMaxQP,
-    Head,
-    Loss,
-    RandomDropMax,
-    SampledSoftmax,
-    Softmax,
-    Sparsemax,
-    make_head,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dropmax import functional
+    from dropmax.classifier import Classifier, replace_head
+    from dropmax.errors import DropMaxError
+    from dropmax.heads import (
+        HEADS,
+        DeterministicAttention,
+        DeterministicDropMax,
+        DropMax,
+        DropMaxQP,
+        Head,
+        Loss,
+        RandomDropMax,
+        SampledSoftmax,
+        Softmax,
+        Sparsemax,
+        make_head,
+    )
 
 __version__ = "0.1.0"
 
@@ -40,3 +47,17 @@ __all__ = [
     "make_head",
     "replace_head",
 ]
+
+_MODULES = {"Classifier": "classifier", "replace_head": "classifier", "DropMaxError": "errors"}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "functional":
+        return import_module("dropmax.functional")
+    if name in __all__:
+        return getattr(import_module(f"dropmax.{_MODULES.get(name, 'heads')}"), name)
+    raise AttributeError(f"module 'dropmax' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

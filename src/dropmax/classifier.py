@@ -36,13 +36,13 @@ class Classifier(nn.Module):
         self.net = net
         self.head = head
 
-    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor | Loss:
-        """Return logits, or, given labels, the loss and its terms."""
+    def forward(self, x: Tensor, y: Tensor | None = None, *, noise: Tensor | None = None) -> Tensor | Loss:
+        """Return logits, or, given labels, the loss and its terms; ``noise`` is passed to :meth:`Head.loss`."""
         features = self.net(x)
         if y is None:
             logits: Tensor = self.head(features)
             return logits
-        return self.head.loss(features, y)
+        return self.head.loss(features, y, noise=noise)
 
     def predict_proba(self, x: Tensor, mode: str = "mean", **options: Any) -> Tensor:
         """Return class probabilities, see :meth:`dropmax.Head.predict_proba`."""

@@ -227,8 +227,8 @@ class Head(nn.Module):
         """Return the weight of each term in the total."""
         return {"cross_entropy": 1.0}
 
-    def _noise_shape(self, num_rows: int) -> tuple[int, ...] | None:
-        """Return the shape of the uniform noise ``_terms`` needs, or None where it needs none."""
+    def noise_shape(self, num_rows: int) -> tuple[int, ...] | None:
+        """Return the shape of the uniform noise :meth:`loss` takes for this many rows; None where it draws none."""
         return None
 
     # --- shared by the heads -------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ class Head(nn.Module):
 
     def _noise(self, rows: Tensor, noise: Tensor | None, batch_shape: Sequence[int]) -> Tensor:
         dtype = _wide(rows).dtype
-        shape = self._noise_shape(len(rows))
+        shape = self.noise_shape(len(rows))
         if shape is None:
             return rows.new_empty(0)
         if noise is None:

@@ -46,7 +46,8 @@ class MaskedHead(Head):
         self.samples = samples
         self.epsilon = epsilon
 
-    def _noise_shape(self, num_rows: int) -> tuple[int, ...]:
+    def noise_shape(self, num_rows: int) -> tuple[int, ...]:
+        """Return (N, K), or (S, N, K) for S > 1 masks a row."""
         rows = (num_rows, self.num_classes)
         return rows if self.samples == 1 else (self.samples, *rows)
 

@@ -37,7 +37,8 @@ class RandomDropMax(Head):
         check_probability("retain", retain)
         self.retain = retain
 
-    def _noise_shape(self, num_rows: int) -> tuple[int, ...]:
+    def noise_shape(self, num_rows: int) -> tuple[int, ...]:
+        """Return (N, K): one uniform number a class."""
         return (num_rows, self.num_classes)
 
     def _terms(self, rows: Tensor, target: Tensor, noise: Tensor) -> dict[str, Tensor]:

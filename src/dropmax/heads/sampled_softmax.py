@@ -39,7 +39,8 @@ class SampledSoftmax(Head):
         self.fraction = fraction
         self.num_sampled = max(1, round(fraction * (num_classes - 1)))
 
-    def _noise_shape(self, num_rows: int) -> tuple[int, ...]:
+    def noise_shape(self, num_rows: int) -> tuple[int, ...]:
+        """Return (N, K): a lot for each class."""
         return (num_rows, self.num_classes)
 
     def _terms(self, rows: Tensor, target: Tensor, noise: Tensor) -> dict[str, Tensor]:

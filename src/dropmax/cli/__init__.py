@@ -1,0 +1,47 @@
+"""The command line: one file a command, each thin; torch is imported only once a command needs it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from dropmax.cli import data, demo, evaluate, predict, train
+from dropmax.errors import DropMaxError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="A softmax that learns, for each input, which rival classes deserve attention.",
+)
+app.command("demo")(demo.demo)
+app.add_typer(data.app, name="data")
+app.command("train")(train.train)
+app.command("evaluate")(evaluate.evaluate)
+app.command("predict")(predict.predict)
+
+
+@app.callback(invoke_without_command=True)
+def version(show: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    """A softmax that learns, for each input, which rival classes deserve attention."""
+    if show:
+        from dropmax import __version__
+
+        print(f"dropmax {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; a mistake of the user's ends in one line on standard error and exit code 1."""
+    try:
+        app()
+    except DropMaxError as error:
+        print(f"dropmax: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(130 if type(error).__name__ == "Interrupted" else 1)
+    except BrokenPipeError:  # `dropmax ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)

@@ -1,0 +1,109 @@
+"""``dropmax predict``."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dropmax.cli.options import Device, Mode, Samples, Threads, use_threads
+from dropmax.errors import RunError
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(help="A run directory, or a model.safetensors.")],
+    files: Annotated[list[Path], typer.Argument(help="Images, folders of images, or tables (.npz, .csv, .parquet).")],
+    form: Annotated[str, typer.Option("--format", help="table, csv or json.")] = "table",
+    out: Annotated[Path | None, typer.Option(help="Write to this new file instead of the screen.")] = None,
+    mode: Mode = "mean",
+    samples: Samples = 100,
+    seed: Annotated[int, typer.Option(help="Of the masks in mode mc.")] = 0,
+    device: Device = None,
+    threads: Threads = 0,
+) -> None:
+    """Say what things are, how sure that is, and what they may be confused with."""
+    from dropmax.checks import check_choice
+    from dropmax.heads import MODES
+
+    check_choice("format", form, ("table", "csv", "json"))
+    check_choice("mode", mode, MODES)
+    if out is not None and out.exists():
+        raise RunError(f"{out} exists: choose another file with --out, or delete it first")
+    import torch
+
+    from dropmax.data.progress import progress
+    from dropmax.data.unlabelled import find_inputs, read_inputs
+    from dropmax.evaluation import confusable
+    from dropmax.training import load_model
+
+    use_threads(threads)
+    trained = load_model(run, device=device or "cpu")
+    chosen = find_inputs(files)
+    generator = torch.Generator().manual_seed(seed)
+    rows: list[dict[str, Any]] = []
+    with torch.no_grad(), progress("predicting", len(chosen), "files") as advance:
+        for names, inputs in read_inputs(chosen, trained.input_shape, trained.stored_size):
+            features = trained.model.net(trained.prepare(inputs.to(device or "cpu")))
+            probs = trained.model.head.predict_proba(features, mode, samples=samples, generator=generator)
+            rho = trained.model.head.retain_probs(features)
+            confidence, predicted = probs.max(-1)
+            rivals = confusable(rho, predicted)
+            for i, name in enumerate(names):
+                rows.append(
+                    {
+                        "input": name,
+                        "class": trained.classes[int(predicted[i])],
+                        "probability": round(float(confidence[i]), 6),
+                        "confusable": [
+                            {"class": trained.classes[k], "retain": round(float(rho[i, k]), 4)} for k in rivals[i]
+                        ],
+                    }
+                )
+            advance(len(names))
+    text = _WRITERS[form](rows)
+    if out is None:
+        sys.stdout.write(text)
+    else:
+        from dropmax.files import write_atomically
+
+        write_atomically(out, text)
+        print(f"{len(rows):,} predictions are in {out}", file=sys.stderr)
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    from rich.console import Console
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    table = Table("input", "class", Column("probability", justify="right"), "may be confused with", box=None)
+    for row in rows:
+        table.add_row(Text(row["input"]), Text(row["class"]), f"{row['probability']:.4f}", Text(_spell(row)))
+    buffer = io.StringIO()
+    is_terminal = sys.stdout.isatty()
+    Console(file=buffer, soft_wrap=not is_terminal, force_terminal=is_terminal).print(table)
+    return buffer.getvalue()
+
+
+def _csv(rows: list[dict[str, Any]]) -> str:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(["input", "class", "probability", "confusable"])
+    for row in rows:
+        writer.writerow([row["input"], row["class"], row["probability"], _spell(row)])
+    return buffer.getvalue()
+
+
+def _json(rows: list[dict[str, Any]]) -> str:
+    return json.dumps(rows, indent=2, ensure_ascii=False) + "\n"
+
+
+def _spell(row: dict[str, Any]) -> str:
+    return ", ".join(f"{rival['class']} ({rival['retain']:.2f})" for rival in row["confusable"])
+
+
+_WRITERS = {"table": _table, "csv": _csv, "json": _json}

@@ -1,0 +1,1 @@
+"""Pictures, one file each; they need the ``figures`` extra."""

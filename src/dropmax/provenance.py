@@ -1,0 +1,88 @@
+"""Where a number came from: the command, commit, seeds, versions and machine behind it."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+__all__ = ["commit", "provenance", "versions"]
+
+
+def provenance(command: str | None = None, seeds: Sequence[int] = ()) -> dict[str, Any]:
+    """Return what somebody else needs to get the same number again.
+
+    Args:
+        command: what was typed; ``sys.argv`` by default.
+        seeds: of the runs behind the number.
+
+    >>> sorted(provenance("dropmax demo", seeds=[0]))
+    ['command', 'commit', 'date', 'machine', 'seeds', 'versions']
+    """
+    import torch
+
+    return {
+        "command": command or " ".join(["dropmax", *sys.argv[1:]]),
+        "commit": commit(),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "seeds": list(seeds),
+        "versions": versions(),
+        "machine": {
+            "system": platform.platform(),
+            "processor": _processor(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        },
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that decide a result.
+
+    >>> "torch" in versions()
+    True
+    """
+    packages = ("dropmax", "torch", "numpy", "safetensors", "pillow")
+    return {"python": platform.python_version(), **{package: metadata.version(package) for package in packages}}
+
+
+def commit() -> str | None:
+    """Return the git commit of this source tree, with ``-dirty`` where it has changes; None outside a checkout.
+
+    >>> commit() is None or len(commit()) >= 40
+    True
+    """
+    here = Path(__file__).resolve()
+    root = next((parent for parent in here.parents if (parent / ".git").exists()), None)
+    # Installed into somebody else's checkout (a .venv inside a project, say), that commit would not be ours.
+    if root is None or here != root / "src" / "dropmax" / here.name:
+        return None
+    try:
+        head = _git(root, "rev-parse", "HEAD")
+        changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", "src")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return head + ("-dirty" if changed else "")
+
+
+def _git(root: Path, *arguments: str) -> str:
+    return subprocess.run(
+        ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True, timeout=10
+    ).stdout.strip()
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,329 @@
+"""Recipes: everything that decides a run, in one small TOML file a person can read.
+
+A recipe has four tables. ``[data]`` and ``[training]`` hold the fields below; ``[network]`` and ``[head]`` hold a
+``name`` and the options of that network or head. ``[heads.NAME]`` may hold options that apply when that head is
+chosen, so that one recipe serves all eight.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from dropmax.errors import InvalidType, InvalidValue, did_you_mean
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = [
+    "DataOptions",
+    "Recipe",
+    "TrainingOptions",
+    "find_recipe",
+    "load_recipe",
+    "parse_override",
+    "recipe_from_dict",
+    "recipe_names",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class DataOptions:
+    """``[data]``: what to learn from.
+
+    >>> DataOptions(name="mnist-1k").augment
+    'none'
+    """
+
+    name: str  #: a known data set, or the path of a folder or file
+    augment: str = "none"  #: "none", "crop-flip" or "resize-crop-flip"
+    image_size: int = 0  #: side of the images for data sets of differing sizes; 0 takes the data set's default
+    train_size: int = 0  #: use this many training examples; 0 means all
+    validation_size: int = 0  #: hold this many out; 0 takes the data set's default
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingOptions:
+    """``[training]``: how to learn.
+
+    >>> TrainingOptions(epochs=100, milestones=(0.5, 0.75)).learning_rate_at(80)
+    1e-05
+    """
+
+    epochs: int = 100
+    batch_size: int = 128
+    optimizer: str = "adam"  #: "adam" (weight decay as an L2 penalty), "adamw" or "sgd"
+    learning_rate: float = 1e-3
+    momentum: float = 0.9  #: of sgd
+    schedule: str = "step"  #: "step" or "cosine"
+    milestones: tuple[float, ...] = ()  #: shares of the epochs after which the rate is multiplied by decay_factor
+    decay_factor: float = 0.1
+    weight_decay: float = 0.0
+    decay_exempt: tuple[str, ...] = ("theta",)  #: parameter groups of the head without weight decay
+    clip_norm: float = 0.0  #: largest norm of the gradient; 0 means no clipping
+    precision: str = "float32"  #: "float32", or autocast to "bfloat16" or "float16"
+    channels_last: bool = False
+    compile: bool = False
+    validate_every: int = 1  #: epochs between measurements on the validation set
+    checkpoint_seconds: float = 20.0  #: least time between checkpoints; the last epoch always makes one
+    seed: int = 0
+
+    def learning_rate_at(self, epoch: int) -> float:
+        """Return the learning rate of an epoch, counted from 0."""
+        import math
+
+        if self.schedule == "cosine":
+            return self.learning_rate * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
+        passed = sum(epoch >= round(share * self.epochs) for share in self.milestones)
+        return float(f"{self.learning_rate * self.decay_factor**passed:.12g}")  # 1e-5, not 1.0000000000000003e-05
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """A whole run: data, network, head, training.
+
+    >>> recipe = load_recipe("mnist-1k", "released")
+    >>> recipe.head["name"], recipe.network["name"], recipe.training.epochs
+    ('dropmax', 'lenet', 200)
+    >>> recipe.override({"head.name": "softmax", "training.epochs": 5}).head
+    {'name': 'softmax'}
+    """
+
+    data: DataOptions
+    network: dict[str, Any]
+    head: dict[str, Any]
+    training: TrainingOptions
+    heads: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+
+    def override(self, values: Mapping[str, Any]) -> Recipe:
+        """Return the recipe with some values replaced, by dotted names such as ``training.epochs``.
+
+        Choosing another head drops the options of the one before and takes those under ``[heads.NAME]``.
+        """
+        tables = self.to_dict()
+        tables["heads"] = {k: dict(v) for k, v in self.heads.items()}
+        ordered = sorted(values.items(), key=lambda item: not item[0].endswith(".name"))
+        for dotted, value in ordered:
+            table, _, key = dotted.partition(".")
+            if table not in ("data", "network", "head", "training") or not key:
+                raise InvalidValue(
+                    f"cannot set {dotted!r}: name a value as data.KEY, network.KEY, head.KEY or training.KEY"
+                )
+            if table in ("head", "network") and key == "name" and tables[table]["name"] != value:
+                tables[table] = {"name": value}
+                if table == "head":
+                    tables[table] |= self.heads.get(str(value), {})
+            else:
+                tables[table][key] = value
+        return recipe_from_dict(tables, "the command line")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the tables of the resolved recipe."""
+        return {
+            "data": dataclasses.asdict(self.data),
+            "network": dict(self.network),
+            "head": dict(self.head),
+            "training": dataclasses.asdict(self.training),
+        }
+
+    def to_toml(self) -> str:
+        """Return the resolved recipe as TOML; :func:`load_recipe` reads it back.
+
+        >>> print(load_recipe("mnist-1k").to_toml()[:24])
+        [data]
+        name = "mnist-1k"
+        """
+        lines = []
+        for table, values in self.to_dict().items():
+            lines += [f"[{table}]", *(f"{key} = {_toml(value)}" for key, value in values.items()), ""]
+        return "\n".join(lines)
+
+
+def recipe_names() -> list[str]:
+    """Return the recipes that come with the package, as ``data.variant``.
+
+    >>> "mnist-1k.released" in recipe_names()
+    True
+    """
+    files = resources.files(__package__).iterdir()
+    return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+
+
+def find_recipe(data: str, variant: str | None = None) -> str:
+    """Return the full name of the recipe for a data set; ``released`` where there is one, else ``paper``.
+
+    >>> find_recipe("mnist-1k"), find_recipe("cub")
+    ('mnist-1k.released', 'cub.paper')
+    """
+    names = recipe_names()
+    if data in names and variant is None:
+        return data
+    variants = [name.split(".", 1)[1] for name in names if name.split(".", 1)[0] == data]
+    if not variants:
+        known = sorted({name.split(".")[0] for name in names if not name.startswith("own-")})
+        raise InvalidValue(
+            f"there is no recipe for {data!r}:{did_you_mean(data, known)} There are recipes for {', '.join(known)}; "
+            "for your own data, give the path of a folder or file"
+        )
+    if variant is None:
+        return f"{data}.{'released' if 'released' in variants else variants[0]}"
+    if variant not in variants:
+        raise InvalidValue(
+            f"{data} has no recipe {variant!r}:{did_you_mean(variant, variants)} It has {', '.join(variants)}"
+        )
+    return f"{data}.{variant}"
+
+
+def load_recipe(name: str | Path, variant: str | None = None) -> Recipe:
+    """Load a recipe that comes with the package by the name of its data set, or a TOML file by its path.
+
+    >>> load_recipe("cifar-100").network["name"]
+    'cifar-resnet'
+    """
+    if str(name).endswith(".toml"):
+        path = Path(name)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidValue(f"cannot read the recipe {path}: {getattr(error, 'strerror', None) or error}") from error
+        source = str(path)
+    else:
+        source = find_recipe(str(name), variant) + ".toml"
+        text = resources.files(__package__).joinpath(source).read_text(encoding="utf-8")
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidValue(f"{source} is not valid TOML: {error}") from error
+    return recipe_from_dict(tables, source)
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """Split ``training.epochs=5`` into a name and a TOML value; a value that is not TOML is taken as a string.
+
+    >>> parse_override("training.epochs=5"), parse_override("head.name=softmax")
+    (('training.epochs', 5), ('head.name', 'softmax'))
+    """
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise InvalidValue(f"--set takes NAME=VALUE, such as training.epochs=5, not {text!r}")
+    try:
+        return name.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return name.strip(), value.strip()
+
+
+def recipe_from_dict(tables: Mapping[str, Any], source: str) -> Recipe:
+    """Check the tables of a recipe and fill in what they leave out; ``source`` is named in errors.
+
+    >>> recipe_from_dict(load_recipe("mnist-1k").to_dict(), "a copy").training.batch_size
+    100
+    """
+    known = ("data", "network", "head", "training", "heads")
+    for table, values in tables.items():
+        if table not in known:
+            raise InvalidValue(
+                f"{source}: unknown table [{table}]:{did_you_mean(table, known)} Tables are data, "
+                "network, head, training"
+            )
+        if not isinstance(values, Mapping):
+            raise InvalidType(f"{source}: [{table}] must be a table, got {values!r}")
+    for table in ("data", "network", "head"):
+        if not isinstance(tables.get(table, {}).get("name"), str):
+            raise InvalidValue(f"{source}: [{table}] needs a name")
+    heads = {name: dict(options) for name, options in tables.get("heads", {}).items()}
+    head = dict(tables["head"])
+    head = {"name": head["name"], **heads.get(head["name"], {}), **head}
+    recipe = Recipe(
+        data=_fill(DataOptions, tables["data"], "data", source),
+        network=dict(tables["network"]),
+        head=head,
+        training=_fill(TrainingOptions, tables.get("training", {}), "training", source),
+        heads=heads,
+    )
+    _check(recipe, source)
+    return recipe
+
+
+def _fill(cls: type[Any], values: Mapping[str, Any], table: str, source: str) -> Any:
+    hints = get_type_hints(cls)
+    filled = {}
+    for key, value in values.items():
+        if key not in hints:
+            raise InvalidValue(
+                f"{source}: unknown key {table}.{key}:{did_you_mean(key, hints)} Keys are {', '.join(hints)}"
+            )
+        filled[key] = _coerce(hints[key], value, f"{source}: {table}.{key}")
+    return cls(**filled)
+
+
+def _coerce(kind: Any, value: Any, where: str) -> Any:
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if kind in (int, float, str, bool):
+        if type(value) is not kind:
+            name = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}[kind]
+            raise InvalidType(f"{where} must be {name}, got {value!r}")
+        return value
+    item = kind.__args__[0]  # tuple[item, ...]
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise InvalidType(f"{where} must be a list, got {value!r}")
+    return tuple(_coerce(item, element, where) for element in value)
+
+
+def _check(recipe: Recipe, source: str) -> None:
+    """Refuse values that could only fail later, or worse, succeed."""
+    training, data = recipe.training, recipe.data
+    choices = [
+        ("data.augment", data.augment, ("none", "crop-flip", "resize-crop-flip")),
+        ("training.optimizer", training.optimizer, ("adam", "adamw", "sgd")),
+        ("training.schedule", training.schedule, ("step", "cosine")),
+        ("training.precision", training.precision, ("float32", "bfloat16", "float16")),
+        *(("training.decay_exempt", group, ("psi", "theta", "phi")) for group in training.decay_exempt),
+    ]
+    for name, value, valid in choices:
+        if value not in valid:
+            raise InvalidValue(
+                f"{source}: unknown {name} {value!r}:{did_you_mean(value, valid)} It is one of {', '.join(valid)}"
+            )
+    for name, number, least in [
+        ("training.epochs", training.epochs, 1),
+        ("training.batch_size", training.batch_size, 1),
+        ("training.validate_every", training.validate_every, 1),
+        ("training.seed", training.seed, 0),
+        ("data.image_size", data.image_size, 0),
+        ("data.train_size", data.train_size, 0),
+        ("data.validation_size", data.validation_size, 0),
+    ]:
+        if number < least:
+            raise InvalidValue(f"{source}: {name} must be at least {least}, got {number}")
+    for name, amount, above in [
+        ("training.learning_rate", training.learning_rate, True),
+        ("training.decay_factor", training.decay_factor, True),
+        ("training.weight_decay", training.weight_decay, False),
+        ("training.momentum", training.momentum, False),
+        ("training.clip_norm", training.clip_norm, False),
+        ("training.checkpoint_seconds", training.checkpoint_seconds, False),
+    ]:
+        if not (0 < amount < float("inf") or (not above and amount == 0)):
+            raise InvalidValue(
+                f"{source}: {name} must be finite and {'above' if above else 'not below'} 0, got {amount}"
+            )
+    if any(not 0 < share < 1 for share in training.milestones):
+        raise InvalidValue(
+            f"{source}: training.milestones are shares of the epochs between 0 and 1, got {list(training.milestones)}"
+        )
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    if isinstance(value, float):
+        return repr(value) if value == value and abs(value) != float("inf") else str(value)
+    return json.dumps(value, ensure_ascii=False)  # a JSON string, number or boolean is a TOML one

@@ -1,0 +1,19 @@
+"""Training: the loop, the run directory it writes, and the trained model it leaves."""
+
+from __future__ import annotations
+
+from dropmax.training.loop import Interrupted, load_data, resume, train
+from dropmax.training.rundir import RunDirectory
+from dropmax.training.trained import TrainedModel, build, load_model, save_model
+
+__all__ = [
+    "Interrupted",
+    "RunDirectory",
+    "TrainedModel",
+    "build",
+    "load_data",
+    "load_model",
+    "resume",
+    "save_model",
+    "train",
+]
