@@ -4,6 +4,8 @@ import os
 
 # Some virtual machines announce AMX and then die of it (SIGILL) in a bfloat16 product. oneDNN reads this once, early.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+# The command line's own processes, too.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch

@@ -47,7 +47,8 @@ def predict(
     generator = torch.Generator().manual_seed(seed)
     rows: list[dict[str, Any]] = []
     with torch.no_grad(), progress("predicting", len(chosen), "files") as advance:
-        for names, inputs in read_inputs(chosen, trained.input_shape, trained.stored_size):
+        label_column = trained.recipe.data.label_column or "label"
+        for names, inputs in read_inputs(chosen, trained.input_shape, trained.stored_size, label_column=label_column):
             features = trained.model.net(trained.prepare(inputs.to(device or "cpu")))
             probs = trained.model.head.predict_proba(features, mode, samples=samples, generator=generator)
             rho = trained.model.head.retain_probs(features)

@@ -14,7 +14,7 @@ from dropmax.data.dataset import spell
 from dropmax.data.parts import Part, Parts
 from dropmax.errors import DataError, MissingDependency, did_you_mean
 
-__all__ = ["read_csv", "read_npz", "read_parquet"]
+__all__ = ["read_csv", "read_features", "read_npz", "read_parquet"]
 
 _DEFLATE_LIMIT = 1032  # no deflate stream expands by more, so a header promising more is lying
 
@@ -75,39 +75,12 @@ def read_csv(path: Path, label_column: str = "label") -> Parts:
     >>> read_csv(path).classes
     ('iris', 'rose')
     """
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as stream:
-            lines = csv.reader(stream)
-            header = next(lines, [])
-            numbered = [(lines.line_num, row) for row in lines if row]
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} is not a comma-separated table: {error}") from error
+    header, numbered = _csv_lines(path)
     column = _label_position(path, header, label_column)
-    if not numbered:
-        raise DataError(f"{path} has a header and no rows")
-    for line, row in numbered:
-        if len(row) != len(header):
-            raise DataError(f"{path}, line {line}: {len(row)} cells, but the header has {len(header)} columns")
     labels = np.array([row.pop(column) for _, row in numbered])
     if (labels == "").any():
         raise DataError(f"{path}, line {numbered[int(np.argmax(labels == ''))][0]}: the label is empty")
-    features = header[:column] + header[column + 1 :]
-    try:
-        values = np.array([row for _, row in numbered]).astype(np.float64)
-    except ValueError:
-        for line, row in numbered:
-            for name, cell in zip(features, row, strict=True):
-                if not _is_number(cell):
-                    raise DataError(f"{path}, line {line}, column {name!r}: {cell!r} is not a number") from None
-        raise DataError(f"{path} has a cell that is not a number") from None
-    with np.errstate(over="ignore"):
-        values = values.astype(np.float32)
-    if not np.isfinite(values).all():
-        row, position = np.argwhere(~np.isfinite(values))[0]
-        cell = numbered[row][1][position]
-        raise DataError(f"{path}, line {numbered[row][0]}, column {features[position]!r}: {cell!r} is not finite")
+    values = _csv_numbers(path, header[:column] + header[column + 1 :], numbered)
     classes, encoded = _encode(path, {"all": _whole_numbers(labels)})
     return Parts(Part(values, encoded["all"]), classes)
 
@@ -121,6 +94,80 @@ def read_parquet(path: Path, label_column: str = "label") -> Parts:
     >>> read_parquet(path).classes
     ('iris', 'rose')
     """
+    table = _parquet_table(path)
+    position = _label_position(path, table.column_names, label_column)
+    values = _parquet_numbers(path, table, label_column)
+    labels = np.array(table.column(position).to_pylist())
+    classes, encoded = _encode(path, {"all": _labels(path, label_column, labels)})
+    return Parts(Part(values, encoded["all"]), classes)
+
+
+def read_features(path: Path, label_column: str = "label") -> NDArray[Any]:
+    """Read the inputs of an .npz (``x``, or else ``x_test``), .csv or .parquet file, leaving out any labels.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "new.csv")
+    >>> _ = path.write_text("length,width\\n5.1,3.5\\n4,2\\n")
+    >>> read_features(path)
+    array([[5.1, 3.5],
+           [4. , 2. ]], dtype=float32)
+    """
+    kind = path.suffix.lower()
+    if kind == ".npz":
+        arrays = _open_npz(path)
+        name = "x" if "x" in arrays else "x_test"
+        if name not in arrays:
+            raise DataError(f"{path} has the arrays {spell(sorted(arrays))}, but x (or x_test) is needed")
+        return _inputs(path, name, arrays[name])
+    if kind == ".csv":
+        header, numbered = _csv_lines(path)
+        if label_column in header:
+            position = header.index(label_column)
+            numbered = [(line, row[:position] + row[position + 1 :]) for line, row in numbered]
+        return _csv_numbers(path, [name for name in header if name != label_column], numbered)
+    return _parquet_numbers(path, _parquet_table(path), label_column)
+
+
+def _csv_lines(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """Return the header, and each row of as many cells with the number of its line."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as stream:
+            lines = csv.reader(stream)
+            header = next(lines, [])
+            numbered = [(lines.line_num, row) for row in lines if row]
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} is not a comma-separated table: {error}") from error
+    if not header:
+        raise DataError(f"{path} is empty")
+    if not numbered:
+        raise DataError(f"{path} has a header and no rows")
+    for line, row in numbered:
+        if len(row) != len(header):
+            raise DataError(f"{path}, line {line}: {len(row)} cells, but the header has {len(header)} columns")
+    return header, numbered
+
+
+def _csv_numbers(path: Path, features: list[str], numbered: list[tuple[int, list[str]]]) -> NDArray[np.float32]:
+    try:
+        values = np.array([row for _, row in numbered]).astype(np.float64)
+    except ValueError:
+        for line, row in numbered:
+            for name, cell in zip(features, row, strict=True):
+                if not _is_number(cell):
+                    raise DataError(f"{path}, line {line}, column {name!r}: {cell!r} is not a number") from None
+        raise DataError(f"{path} has a cell that is not a number") from None
+    with np.errstate(over="ignore"):
+        numbers = values.astype(np.float32)
+    if not np.isfinite(numbers).all():
+        row, position = np.argwhere(~np.isfinite(numbers))[0]
+        cell = numbered[row][1][position]
+        raise DataError(f"{path}, line {numbered[row][0]}, column {features[position]!r}: {cell!r} is not finite")
+    return numbers
+
+
+def _parquet_table(path: Path) -> Any:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -130,9 +177,14 @@ def read_parquet(path: Path, label_column: str = "label") -> Parts:
         table = pyarrow.parquet.read_table(path)
     except (OSError, ValueError) as error:  # pyarrow's own errors derive from these
         raise DataError(f"{path} cannot be read as a Parquet table: {str(error).splitlines()[0]}") from error
-    position = _label_position(path, table.column_names, label_column)
     if table.num_rows == 0:
         raise DataError(f"{path} has no rows")
+    return table
+
+
+def _parquet_numbers(path: Path, table: Any, label_column: str) -> NDArray[np.float32]:
+    import pyarrow
+
     columns = []
     for name, column in zip(table.column_names, table.columns, strict=True):
         if column.null_count:
@@ -149,9 +201,7 @@ def read_parquet(path: Path, label_column: str = "label") -> Parts:
         row, wrong = np.argwhere(~np.isfinite(values))[0]
         name = [name for name in table.column_names if name != label_column][wrong]
         raise DataError(f"{path}, row {row}, column {name!r}: {values[row, wrong]} is not finite")
-    labels = np.array(table.column(position).to_pylist())
-    classes, encoded = _encode(path, {"all": _labels(path, label_column, labels)})
-    return Parts(Part(values, encoded["all"]), classes)
+    return values
 
 
 def _open_npz(path: Path) -> dict[str, NDArray[Any]]:

@@ -39,7 +39,12 @@ def find_inputs(paths: Sequence[Path]) -> list[Path]:
 
 
 def read_inputs(
-    files: Sequence[Path], input_shape: tuple[int, ...], stored_size: int, batch_size: int = 256
+    files: Sequence[Path],
+    input_shape: tuple[int, ...],
+    stored_size: int,
+    *,
+    label_column: str = "label",
+    batch_size: int = 256,
 ) -> Iterator[tuple[list[str], torch.Tensor]]:
     """Yield names and raw inputs (uint8 images or float32 features) for a model that takes ``input_shape``.
 
@@ -52,7 +57,7 @@ def read_inputs(
     images: list[Path] = []
     for file in files:
         if file.suffix.lower() in _TABLES:
-            values = read_features(file)
+            values = read_features(file, label_column)
             if values.shape[1:] != input_shape:
                 raise DataError(f"{file} has rows of shape {values.shape[1:]}, but the model takes {input_shape}")
             for start in range(0, len(values), batch_size):

@@ -10,38 +10,37 @@ from torch import Tensor
 from dropmax.evaluation import Outputs
 from dropmax.figures import style
 
-__all__ = ["draw_demo", "hardest"]
+__all__ = ["draw_demo", "hardest_of_each_class"]
 
 
-def hardest(outputs: Outputs, count: int) -> list[int]:
-    """Return the examples whose truth the model finds least likely, hardest first.
+def hardest_of_each_class(outputs: Outputs) -> list[int]:
+    """Return, for each class, the example whose truth the model finds least likely.
 
     >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])
-    >>> hardest(Outputs(probs, torch.ones_like(probs), torch.tensor([0, 1, 0])), 2)
-    [1, 2]
+    >>> hardest_of_each_class(Outputs(probs, torch.ones_like(probs), torch.tensor([0, 1, 0])))
+    [2, 1]
     """
     on_truth = outputs.probs.gather(-1, outputs.labels[:, None]).squeeze(-1)
-    order: list[int] = on_truth.argsort(stable=True)[:count].tolist()
-    return order
+    classes = range(outputs.probs.shape[-1])
+    return [int(on_truth.masked_fill(outputs.labels != k, 2.0).argmin()) for k in classes]
 
 
 def draw_demo(
     path: Path, images: Tensor, softmax: Outputs, dropmax: Outputs, logs: dict[str, list[dict[str, Any]]]
 ) -> None:
-    """Draw learning curves over the twelve hardest test digits, each with its retain probabilities."""
+    """Draw learning curves over the hardest test digit of each class, with its retain probabilities."""
     plt = style.pyplot()
     figure = plt.figure(figsize=(11, 7.6))
     top, bottom = figure.subfigures(2, 1, height_ratios=[1.0, 1.75])
     _curves(top, logs)
-    chosen = hardest(softmax, 12)
-    axes = bottom.subplots(2, 12, width_ratios=[1, 1.9] * 6)
+    axes = bottom.subplots(2, 10, width_ratios=[1, 2.2] * 5)
     bottom.suptitle(
-        "The test digits softmax is most wrong about, and DropMax's answer: retain probability ρ (wide bars), "
-        "prediction (dots)",
+        "Of each class, the test digit softmax is most wrong about. Bars: DropMax's retain probability ρ of each "
+        "class; dots: its prediction.\n○ the truth   × what softmax says",
         fontsize=10,
     )
-    for place, index in enumerate(chosen):
-        row, column = divmod(place, 6)
+    for place, index in enumerate(hardest_of_each_class(softmax)):
+        row, column = divmod(place, 5)
         _digit(axes[row, 2 * column], images[index], int(softmax.labels[index]))
         _profile(axes[row, 2 * column + 1], index, softmax, dropmax, labelled=column == 0)
     style.save(figure, path)
@@ -81,10 +80,8 @@ def _profile(axes: Any, index: int, softmax: Outputs, dropmax: Outputs, *, label
     # The marks sit above the bars: o the truth, x what softmax says.
     axes.plot([truth], [1.08], "o", color=style.TRUTH, markersize=6, fillstyle="none", markeredgewidth=1.6)
     axes.plot([wrong], [1.08], "x", color=style.RED, markersize=6, markeredgewidth=1.8)
-    verdict = "right" if answer == truth else f"says {answer}"
-    axes.set_title(
-        f"softmax {wrong}, DropMax {verdict}", fontsize=7.5, color=style.TRUTH if answer == truth else style.RED
-    )
+    colour = style.TRUTH if answer == truth else style.RED
+    axes.set_title(f"softmax {wrong} · DropMax {answer}", fontsize=8, color=colour)
     axes.set(xticks=list(classes), ylim=(0, 1.18), yticks=[0, 0.5, 1], xlim=(-0.7, len(rho) - 0.3))
     axes.tick_params(labelsize=7)
     axes.grid(False)

@@ -47,6 +47,7 @@ class DataOptions:
     image_size: int = 0  #: side of the images for data sets of differing sizes; 0 takes the data set's default
     train_size: int = 0  #: use this many training examples; 0 means all
     validation_size: int = 0  #: hold this many out; 0 takes the data set's default
+    label_column: str = ""  #: of .csv and .parquet tables; "label" by default
 
 
 @dataclasses.dataclass(frozen=True)

@@ -59,12 +59,14 @@ def train(
     ['epoch', 'learning_rate', 'masks', 'step', 'train', 'validation']
     """
     with process_group() as ranks:
+        place = _device(device, ranks)
         data = load_data(recipe, data_dir)
+        build(recipe, data.input_shape, data.num_classes)  # a mistake in the recipe leaves no directory behind
         run = RunDirectory(out)
         if ranks.is_first:
             run = RunDirectory.create(out, recipe, provenance(seeds=[recipe.training.seed]), force=force)
         ranks.wait()
-        _train(run, recipe, data, ranks, _device(device, ranks), tensorboard, quiet)
+        _train(run, recipe, data, ranks, place, tensorboard, quiet)
     return run
 
 
@@ -102,6 +104,7 @@ def load_data(recipe: Recipe, data_dir: Path | str | None = None) -> Dataset:
         train_size=options.train_size or None,
         validation_size=options.validation_size or None,
         image_size=options.image_size or None,
+        label_column=options.label_column or None,
     )
 
 
