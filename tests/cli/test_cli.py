@@ -19,7 +19,16 @@ from tests.cli.conftest import Run
 
 
 def test_help_does_not_wait_for_torch(dropmax: Run) -> None:
-    code = "import sys; sys.argv = ['dropmax', '--help']\nfrom dropmax.cli import main\ntry: main()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules, 'torch was imported'"
+    code = "\n".join(
+        [
+            "import sys",
+            "sys.argv = ['dropmax', '--help']",
+            "from dropmax.cli import main",
+            "try: main()",
+            "except SystemExit: pass",
+            "assert 'torch' not in sys.modules, 'torch was imported'",
+        ]
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     for command in ("demo", "data", "train", "evaluate", "predict"):
@@ -130,7 +139,8 @@ def test_predict_refuses_what_it_cannot_read_and_writes_nothing(
     assert out.read_text() == before
 
 
-def test_own_images_in_three_commands(tmp_path: Path, dropmax: Run) -> None:
+def test_own_images_in_three_commands(tmp_path: Path, dropmax: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DROPMAX_CACHE", str(tmp_path / "cache"))
     rng = np.random.default_rng(0)
     for name, colour in {"red": (200, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 200)}.items():
         (tmp_path / "photos" / name).mkdir(parents=True)
@@ -139,12 +149,11 @@ def test_own_images_in_three_commands(tmp_path: Path, dropmax: Run) -> None:
             Image.fromarray((np.array(colour) + noise).clip(0, 255).astype(np.uint8)).save(
                 tmp_path / "photos" / name / f"{i}.png"
             )
-    environment = {"cwd": tmp_path, "env": {**__import__("os").environ, "DROPMAX_CACHE": str(tmp_path / "cache")}}
-    trained = dropmax("train", "photos", "--epochs", 12, "--set", "data.image_size=32", "--out", "run", **environment)
+    trained = dropmax("train", "photos", "--epochs", 12, "--set", "data.image_size=32", "--out", "run", cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
-    found = json.loads(dropmax("evaluate", "run", "--json", **environment).stdout)
+    found = json.loads(dropmax("evaluate", "run", "--json", cwd=tmp_path).stdout)
     assert found["error"] < 0.35
-    rows = json.loads(dropmax("predict", "run", "photos/red", "--format", "json", **environment).stdout)
+    rows = json.loads(dropmax("predict", "run", "photos/red", "--format", "json", cwd=tmp_path).stdout)
     assert len(rows) == 12
     assert sum(row["class"] == "red" for row in rows) >= 8
 

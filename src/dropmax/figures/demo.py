@@ -63,7 +63,7 @@ def _curves(figure: Any, logs: dict[str, list[dict[str, Any]]]) -> None:
 
 
 def _digit(axes: Any, image: Tensor, truth: int) -> None:
-    axes.imshow(image.squeeze(0), cmap="gray_r", interpolation="nearest")
+    axes.imshow(image.squeeze(0).numpy(), cmap="gray_r", interpolation="nearest")
     axes.set_title(f"a {truth}", color=style.TRUTH, fontweight="bold")
     axes.set(xticks=[], yticks=[])
     axes.grid(False)
@@ -72,8 +72,8 @@ def _digit(axes: Any, image: Tensor, truth: int) -> None:
 
 
 def _profile(axes: Any, index: int, softmax: Outputs, dropmax: Outputs, *, labelled: bool) -> None:
-    rho, p = dropmax.retain[index], dropmax.probs[index]
-    truth, wrong, answer = int(dropmax.labels[index]), int(softmax.probs[index].argmax()), int(p.argmax())
+    rho, p = dropmax.retain[index].tolist(), dropmax.probs[index].tolist()
+    truth, wrong, answer = int(dropmax.labels[index]), int(softmax.probs[index].argmax()), p.index(max(p))
     classes = range(len(rho))
     axes.bar(classes, rho, width=0.8, color=[style.BLUE if k in (truth, wrong) else "#9CC7E0" for k in classes])
     axes.plot(classes, p, ".", color="black", markersize=5)
