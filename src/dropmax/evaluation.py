@@ -59,18 +59,21 @@ def confusable(retain: Tensor, predicted: Tensor, *, gap: float = 0.1, limit: in
     """Return, for each row, the rivals whose retain probability stands above the rest, most confusable first.
 
     The rivals of the predicted class are sorted by rho; those above the widest step between two neighbours stand out,
-    if that step is at least ``gap`` and no more than ``limit`` classes lie above it. An easy example has none.
+    if that step is at least ``gap`` and no more than ``limit`` classes lie above it. An easy example has none. With two
+    classes, the rival is confusable where its rho is at least 1/2.
 
     >>> rho = torch.tensor([[0.78, 0.55, 0.22, 0.25], [0.78, 0.24, 0.22, 0.25]])
     >>> confusable(rho, torch.tensor([0, 0]))
     [[1], []]
     """
     rivals = retain.scatter(-1, predicted.unsqueeze(-1), -1.0)
-    count = min(limit + 1, retain.shape[-1])  # with K = 2 the last value is the -1 of the predicted class
-    top = rivals.topk(count, dim=-1)
-    values = top.values.where(top.values >= 0, torch.zeros_like(top.values))
-    steps = values[:, :-1] - values[:, 1:]
-    widest, place = steps.max(-1)
+    top = rivals.topk(min(limit + 1, retain.shape[-1] - 1), dim=-1)
+    if top.values.shape[-1] == 1:  # a single rival has no rest to stand above
+        return [
+            [k] if value >= 0.5 else []
+            for (k,), (value,) in zip(top.indices.tolist(), top.values.tolist(), strict=True)
+        ]
+    widest, place = (top.values[:, :-1] - top.values[:, 1:]).max(-1)
     return [
         indices[: position + 1] if width >= gap else []
         for indices, position, width in zip(top.indices.tolist(), place.tolist(), widest.tolist(), strict=True)

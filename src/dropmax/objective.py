@@ -1,197 +1,221 @@
-"""The terms of the DropMax objective, twice: plainly, and fused, with fewer trips to memory.
+"""The terms of the DropMax objective, fused: the numbers of :mod:`dropmax.functional` with fewer trips to memory.
 
-Autograd through the plain form stores some thirty arrays of size batch x classes. In the fused one the derivatives are
-written out by hand, nothing but the masks is stored, and the rows are walked in blocks small enough that temporary
-arrays stay in the processor's cache. A compiler fuses the plain form by itself.
+Autograd through the plain functions stores some thirty arrays of size batch x classes. Here the derivatives are written
+out by hand, nothing but the masks is stored, and the rows are walked in blocks small enough that temporary arrays stay
+in the processor's cache. A compiler fuses the plain functions by itself, and ``torch.func`` transforms them, so there,
+and where somebody will differentiate twice, they are used instead.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dropmax import functional
+from dropmax.checks import is_traced
+from dropmax.functional import auxiliary, log_relaxed_mask, mask_entropy, mask_kl, masked_nll
+
+__all__ = ["Regularisers", "regularisers", "sampled_nll"]
 
 #: Numbers in a block: 2**16 float32 are 256 kB, of which about ten live at a time.
 _BLOCK = 2**16
 
+#: With a smaller epsilon, exp(o - max o) times it could underflow in float32.
+_LEAST_EPSILON = 1e-30
 
-class Terms(NamedTuple):
-    """The four terms of the objective, one number a row each.
 
-    >>> Terms._fields
-    ('cross_entropy', 'kl', 'entropy', 'auxiliary')
+class Regularisers(NamedTuple):
+    """The terms of the objective beside the likelihood, one number a row each.
+
+    >>> Regularisers._fields
+    ('kl', 'entropy', 'auxiliary')
     """
 
-    cross_entropy: Tensor
     kl: Tensor
     entropy: Tensor
     auxiliary: Tensor
 
 
-def plain_terms(
+def sampled_nll(
     o: Tensor,
-    a: Tensor,
-    stopped: Tensor,
-    r: Tensor,
+    mask_logits: Tensor,
     uniform: Tensor,
     target: Tensor,
+    *,
     temperature: float = 0.1,
     epsilon: float = 1e-20,
-    prior_correction: bool = False,
-    mask_gradient: bool = True,
     label_smoothing: float = 0.0,
     class_weight: Tensor | None = None,
-) -> Terms:
-    """Return the terms of each of N rows, straight from :mod:`dropmax.functional`.
+) -> Tensor:
+    """Return ``-log p(y = t | x, z)`` of each of N rows for relaxed masks z drawn with the noise ``uniform``.
 
-    The posterior logits are ``b = stopped + r``, where ``stopped`` holds the values of ``a`` and decides where a
-    gradient may go. ``uniform`` of shape ``(S, N, K)`` averages the cross entropy over S masks.
+    Equals::
 
-    >>> o, a, r = torch.zeros(3, 1, 4)
-    >>> terms = plain_terms(o, a, a, r, torch.full_like(o, 0.99), torch.tensor([1]))
-    >>> {name: round(float(value), 4) for name, value in terms._asdict().items()}
-    {'cross_entropy': 1.3863, 'kl': 0.6931, 'entropy': 2.7726, 'auxiliary': 2.7726}
-    """
-    b = stopped + r
-    log_mask = functional.log_relaxed_mask(b, uniform, temperature)
-    return Terms(
-        functional.masked_nll(
-            o,
-            log_mask if mask_gradient else log_mask.detach(),
-            target,
-            epsilon=epsilon,
-            label_smoothing=label_smoothing,
-            class_weight=class_weight,
-        ),
-        functional.mask_kl(b, a, target),
-        functional.mask_entropy(a),
-        functional.auxiliary(r, target, prior_correction=prior_correction),
-    )
+        masked_nll(o, log_relaxed_mask(mask_logits, uniform, temperature), target, epsilon=epsilon, ...)
 
-
-def fused_terms(
-    o: Tensor,
-    a: Tensor,
-    stopped: Tensor,
-    r: Tensor,
-    uniform: Tensor,
-    target: Tensor,
-    temperature: float = 0.1,
-    epsilon: float = 1e-20,
-    prior_correction: bool = False,
-    mask_gradient: bool = True,
-) -> Terms:
-    """Return what :func:`plain_terms` returns, gradients included, for one mask a row and an epsilon above 1e-30.
-
-    >>> o, a, r, u = torch.rand(4, 5, 10)
+    >>> o, b, u = torch.rand(3, 5, 10)
     >>> target = torch.arange(5)
-    >>> plain, fused = plain_terms(o, a, a, r, u, target), fused_terms(o, a, a, r, u, target)
-    >>> all(torch.allclose(x, y) for x, y in zip(plain, fused))
+    >>> torch.allclose(sampled_nll(o, b, u, target), masked_nll(o, log_relaxed_mask(b, u), target))
     True
     """
-    return Terms(
-        *_FusedTerms.apply(  # type: ignore[no-untyped-call]
-            o, a, stopped, r, uniform, target, temperature, epsilon, prior_correction, mask_gradient
-        )
+    one_mask = uniform.dim() == o.dim()
+    if one_mask and not label_smoothing and epsilon >= _LEAST_EPSILON and not is_traced(o):
+        nll: Tensor = _SampledNLL.apply(o, mask_logits, uniform, target, temperature, epsilon)  # type: ignore[no-untyped-call]
+        return nll if class_weight is None else nll * class_weight.to(nll.dtype)[target]
+    log_mask = log_relaxed_mask(mask_logits, uniform, temperature)
+    return masked_nll(o, log_mask, target, epsilon=epsilon, label_smoothing=label_smoothing, class_weight=class_weight)
+
+
+def regularisers(
+    a: Tensor, stopped: Tensor, r: Tensor, target: Tensor, *, prior_correction: bool = False
+) -> Regularisers:
+    """Return KL, entropy and auxiliary loss of each of N rows.
+
+    The posterior logits are ``b = stopped + r``, where ``stopped`` holds the values of ``a`` and decides where a
+    gradient may go. Equals::
+
+        mask_kl(stopped + r, a, target), mask_entropy(a), auxiliary(r, target, prior_correction=prior_correction)
+
+    >>> a, r = torch.zeros(2, 1, 4)
+    >>> {name: round(float(x), 4) for name, x in regularisers(a, a, r, torch.tensor([1]))._asdict().items()}
+    {'kl': 0.6931, 'entropy': 2.7726, 'auxiliary': 2.7726}
+    """
+    if is_traced(a):
+        return _plain_regularisers(a, stopped, r, target, prior_correction)
+    return Regularisers(*_FusedRegularisers.apply(a, stopped, r, target, prior_correction))  # type: ignore[no-untyped-call]
+
+
+def _plain_nll(
+    o: Tensor, mask_logits: Tensor, uniform: Tensor, target: Tensor, temperature: float, epsilon: float
+) -> Tensor:
+    return masked_nll(o, log_relaxed_mask(mask_logits, uniform, temperature), target, epsilon=epsilon)
+
+
+def _plain_regularisers(a: Tensor, stopped: Tensor, r: Tensor, target: Tensor, prior_correction: bool) -> Regularisers:
+    return Regularisers(
+        mask_kl(stopped + r, a, target), mask_entropy(a), auxiliary(r, target, prior_correction=prior_correction)
     )
 
 
-class _FusedTerms(torch.autograd.Function):
+class _SampledNLL(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        o: Tensor,
-        a: Tensor,
-        stopped: Tensor,
-        r: Tensor,
-        uniform: Tensor,
-        target: Tensor,
-        temperature: float,
-        epsilon: float,
-        prior_correction: bool,
-        mask_gradient: bool,
-    ) -> tuple[Tensor, ...]:
-        shift = math.log(o.shape[-1] - 1) if prior_correction else 0.0
+        ctx: Any, o: Tensor, b: Tensor, uniform: Tensor, target: Tensor, temperature: float, epsilon: float
+    ) -> Tensor:
         mask = torch.empty_like(o)
-        log_normaliser, kl, entropy, auxiliary = o.new_empty(4, len(o)).unbind()
+        log_normaliser = o.new_empty(len(o))
         edge = torch.finfo(uniform.dtype).eps / 2
         for rows in _row_blocks(o):
-            a_, r_, t_ = a[rows], r[rows], target[rows].unsqueeze(-1)
-            b_ = stopped[rows] + r_
-
-            # The relaxed masks, and the likelihood: sum_k (z_k + epsilon) exp(o_k - max o) is at least epsilon, so
-            # it needs no logarithm of z to stay in range.
-            z = uniform[rows].clamp(edge, 1 - edge).logit_().add_(b_).div_(temperature).sigmoid_()
-            z.scatter_(-1, t_, 1.0)
-            mask[rows] = z
+            z = mask[rows]
+            torch.clamp(uniform[rows], edge, 1 - edge, out=z)
+            z.logit_().add_(b[rows]).mul_(1 / temperature).sigmoid_().scatter_(-1, target[rows].unsqueeze(-1), 1.0)
+            # sum_k (z_k + epsilon) exp(o_k - max o) is at least epsilon: no logarithm of z is needed.
             highest = o[rows].amax(-1, keepdim=True)
-            weighed = (o[rows] - highest).exp_().mul_(z.add_(epsilon))
+            weighed = (o[rows] - highest).exp_().mul_(z + epsilon)
             log_normaliser[rows] = weighed.sum(-1).log_().add_(highest.squeeze(-1))
+        ctx.save_for_backward(o, b, uniform, target, mask, log_normaliser)
+        ctx.options = temperature, epsilon
+        return log_normaliser - o.gather(-1, target.unsqueeze(-1)).squeeze(-1)
 
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        o, b, uniform, target, mask, log_normaliser = ctx.saved_tensors
+        temperature, epsilon = ctx.options
+        if torch.is_grad_enabled():
+            found = _by_autograd(
+                lambda o, b: (_plain_nll(o, b, uniform, target, temperature, epsilon),), (o, b), (gradient,), ctx
+            )
+            return (*found, None, None, None, None)
+
+        grad_o = torch.empty_like(o)
+        grad_b = torch.empty_like(o) if ctx.needs_input_grad[1] else None
+        for rows in _row_blocks(o):
+            z, t, weight = mask[rows], target[rows].unsqueeze(-1), gradient[rows].unsqueeze(-1)
+            unmasked = (o[rows] - log_normaliser[rows].unsqueeze(-1)).exp_().mul_(weight)
+            torch.mul(unmasked, z + epsilon, out=grad_o[rows])
+            grad_o[rows].scatter_add_(-1, t, -weight)
+            if grad_b is not None:
+                # p_k dlog(z_k + epsilon)/db_k = exp(o_k - log_normaliser) z_k (1 - z_k) / temperature; 0 for z_t = 1
+                torch.mul(unmasked.mul_(z), (1 - z).mul_(1 / temperature), out=grad_b[rows])
+        return grad_o, grad_b, None, None, None, None
+
+
+class _FusedRegularisers(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, a: Tensor, stopped: Tensor, r: Tensor, target: Tensor, prior_correction: bool
+    ) -> tuple[Tensor, ...]:
+        shift = _base_rate(a, prior_correction)
+        kl, entropy, auxiliary = a.new_empty(3, len(a)).unbind()
+        for rows in _row_blocks(a):
+            a_, r_, t = a[rows], r[rows], target[rows].unsqueeze(-1)
+            b_ = stopped[rows] + r_
             # log sigmoid(x) = min(x, 0) - c(x) and log sigmoid(-x) = min(x, 0) - x - c(x), c(x) = log(1 + exp(-|x|))
             size = a_.abs()
             small = (-size).exp_()
-            c_a = small.log1p()
-            entropy[rows] = small.div_(small + 1).mul_(size).add_(c_a).sum(-1)
-            low_a, low_b = a_.clamp(max=0), b_.clamp(max=0)
-            c_a -= b_.abs().neg_().exp_().log1p_()  # now c(a) - c(b)
-            difference = low_b.sub_(low_a)
-            g = b_.sigmoid()
-            # g (low_b - low_a) + (1 - g) (low_b - low_a - b + a), where b - a = r
-            divergence = (1 - g).mul_(r_).neg_().add_(difference).add_(c_a)
-            at_target = F.logsigmoid(a_.gather(-1, t_)).neg_()
-            kl[rows] = divergence.scatter_(-1, t_, at_target).sum(-1)
-
-            auxiliary[rows] = F.softplus(r_ - shift).sum(-1) - (r_.gather(-1, t_).squeeze(-1) - shift)
-        nll = log_normaliser - o.gather(-1, target.unsqueeze(-1)).squeeze(-1)
-        ctx.save_for_backward(o, a, stopped, r, uniform, target, mask, log_normaliser)
-        ctx.options = temperature, epsilon, prior_correction, mask_gradient
-        return nll, kl, entropy, auxiliary
+            c = small.log1p()
+            entropy[rows] = size.mul_(small).div_(small.add_(1)).add_(c).sum(-1)
+            c -= b_.abs().neg_().exp_().log1p_()  # now c(a) - c(b)
+            # g (min(b, 0) - min(a, 0)) + (1 - g) (min(b, 0) - b - min(a, 0) + a) + c(a) - c(b), where b - a = r
+            c += b_.clamp(max=0)
+            c -= a_.clamp(max=0)
+            c.addcmul_(b_.neg_().sigmoid_(), r_, value=-1)
+            kl[rows] = c.scatter_(-1, t, F.logsigmoid(a_.gather(-1, t)).neg_()).sum(-1)
+            auxiliary[rows] = F.softplus(r_ - shift).sum(-1) - (r_.gather(-1, t).squeeze(-1) - shift)
+        ctx.save_for_backward(a, stopped, r, target)
+        ctx.prior_correction = prior_correction
+        return kl, entropy, auxiliary
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        o, a, stopped, r, uniform, target, mask, log_normaliser = ctx.saved_tensors
-        temperature, epsilon, prior_correction, mask_gradient = ctx.options
-        if torch.is_grad_enabled():  # create_graph=True: somebody will differentiate again, so leave it to autograd
-            terms = plain_terms(o, a, stopped, r, uniform, target, *ctx.options)
-            inputs = [x for x, needed in zip((o, a, stopped, r), ctx.needs_input_grad[:4], strict=True) if needed]
-            found = iter(torch.autograd.grad(terms, inputs, gradients, create_graph=True, materialize_grads=True))
-            return (*(next(found) if needed else None for needed in ctx.needs_input_grad[:4]), *[None] * 6)
+        a, stopped, r, target = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            found = _by_autograd(
+                lambda a, stopped, r: _plain_regularisers(a, stopped, r, target, ctx.prior_correction),
+                (a, stopped, r),
+                gradients,
+                ctx,
+            )
+            return (*found, None, None)
 
-        shift = math.log(o.shape[-1] - 1) if prior_correction else 0.0
-        columns = [gradient.unsqueeze(-1) for gradient in gradients]
-        grad_o, grad_a, grad_r = torch.empty_like(o), torch.empty_like(o), torch.empty_like(o)
-        grad_stopped = torch.empty_like(o) if ctx.needs_input_grad[2] else None
-        for rows in _row_blocks(o):
-            a_, r_, z, t_ = a[rows], r[rows], mask[rows], target[rows].unsqueeze(-1)
-            w_nll, w_kl, w_entropy, w_auxiliary = (column[rows] for column in columns)
-
-            unmasked = (o[rows] - log_normaliser[rows].unsqueeze(-1)).exp_().mul_(w_nll)
-            torch.mul(unmasked, z + epsilon, out=grad_o[rows])
-            grad_o[rows].scatter_add_(-1, t_, -w_nll)
-
+        shift = _base_rate(a, ctx.prior_correction)
+        grad_a, grad_r = torch.empty_like(a), torch.empty_like(a)
+        grad_stopped = torch.empty_like(a) if ctx.needs_input_grad[1] else None
+        for rows in _row_blocks(a):
+            a_, r_, t = a[rows], r[rows], target[rows].unsqueeze(-1)
+            w_kl, w_entropy, w_auxiliary = (gradient[rows].unsqueeze(-1) for gradient in gradients)
             g = (stopped[rows] + r_).sigmoid_()
-            rho = a_.sigmoid()
-            spread = (1 - rho).mul_(rho)
-            g_of_target = g.scatter(-1, t_, 1.0)
-            torch.sub(rho, g_of_target, out=rho).mul_(w_kl)
-            torch.addcmul(rho, spread.mul_(a_), w_entropy, value=-1, out=grad_a[rows])
-
-            grad_b = (1 - g).mul_(g).mul_(r_).mul_(w_kl)
-            if mask_gradient:
-                grad_b.add_(unmasked.mul_(z).mul_(1 - z), alpha=1 / temperature)
-            grad_b.scatter_(-1, t_, 0.0)
+            grad_b = (1 - g).mul_(g).mul_(r_).mul_(w_kl).scatter_(-1, t, 0.0)
             if grad_stopped is not None:
                 grad_stopped[rows] = grad_b
             torch.addcmul(grad_b, (r_ - shift).sigmoid_(), w_auxiliary, out=grad_r[rows])
-            grad_r[rows].scatter_add_(-1, t_, -w_auxiliary)
-        return grad_o, grad_a, grad_stopped, grad_r, None, None, None, None, None, None
+            grad_r[rows].scatter_add_(-1, t, -w_auxiliary)
+            # KL: rho - g, where the target has g = 1; entropy: -a rho (1 - rho)
+            rho = a_.sigmoid()
+            spread = (1 - rho).mul_(rho).mul_(a_)
+            rho.sub_(g.scatter_(-1, t, 1.0)).mul_(w_kl)
+            torch.addcmul(rho, spread, w_entropy, value=-1, out=grad_a[rows])
+        return grad_a, grad_stopped, grad_r, None, None
+
+
+def _by_autograd(
+    function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], gradients: Sequence[Tensor], ctx: Any
+) -> list[Tensor | None]:
+    """Differentiate the plain form instead, so that the result can be differentiated again (``create_graph=True``)."""
+    needed = ctx.needs_input_grad[: len(inputs)]
+    wanted = [x for x, need in zip(inputs, needed, strict=True) if need]
+    pairs = [(y, g) for y, g in zip(function(*inputs), gradients, strict=True) if y.requires_grad]
+    outputs, cotangents = zip(*pairs, strict=True)
+    found = iter(torch.autograd.grad(outputs, wanted, cotangents, create_graph=True, materialize_grads=True))
+    return [next(found) if need else None for need in needed]
+
+
+def _base_rate(x: Tensor, prior_correction: bool) -> float:
+    return math.log(x.shape[-1] - 1) if prior_correction else 0.0
 
 
 def _row_blocks(x: Tensor) -> Iterator[slice]:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dropmax.cli import data, demo, evaluate, predict, train
+from dropmax.cli import data, demo, diagnose, evaluate, predict, train
 from dropmax.errors import DropMaxError
 
 __all__ = ["app", "main"]
@@ -23,6 +23,7 @@ app.add_typer(data.app, name="data")
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
+app.command("diagnose")(diagnose.diagnose)
 
 
 @app.callback(invoke_without_command=True)

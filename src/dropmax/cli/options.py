@@ -16,7 +16,7 @@ Device = Annotated[
     str | None, typer.Option(help="cpu, cuda, cuda:1, ...; a GPU where there is one by default.", show_default=False)
 ]
 Threads = Annotated[int, typer.Option(help="CPU threads; 0 lets torch choose.", min=0)]
-Mode = Annotated[str, typer.Option(help="How to treat the masks: mean or mc.")]
+Mode = Annotated[str, typer.Option(help="How to treat the masks: mean, mc or exact.")]
 Samples = Annotated[int, typer.Option(help="Masks to draw for an example in mode mc.", min=1)]
 
 

@@ -52,19 +52,18 @@ def predict(
             features = trained.model.net(trained.prepare(inputs.to(device or "cpu")))
             probs = trained.model.head.predict_proba(features, mode, samples=samples, generator=generator)
             rho = trained.model.head.retain_probs(features)
+            std = trained.model.head.predictive_std(features) if mode == "exact" else None
             confidence, predicted = probs.max(-1)
             rivals = confusable(rho, predicted)
             for i, name in enumerate(names):
-                rows.append(
-                    {
-                        "input": name,
-                        "class": trained.classes[int(predicted[i])],
-                        "probability": round(float(confidence[i]), 6),
-                        "confusable": [
-                            {"class": trained.classes[k], "retain": round(float(rho[i, k]), 4)} for k in rivals[i]
-                        ],
-                    }
-                )
+                k = int(predicted[i])
+                row = {"input": name, "class": trained.classes[k], "probability": round(float(confidence[i]), 6)}
+                if std is not None:
+                    row["std"] = round(float(std[i, k]), 6)
+                row["confusable"] = [
+                    {"class": trained.classes[k], "retain": round(float(rho[i, k]), 4)} for k in rivals[i]
+                ]
+                rows.append(row)
             advance(len(names))
     text = _WRITERS[form](rows)
     if out is None:
@@ -83,7 +82,8 @@ def _table(rows: list[dict[str, Any]]) -> str:
 
     table = Table("input", "class", Column("probability", justify="right"), "may be confused with", box=None)
     for row in rows:
-        table.add_row(Text(row["input"]), Text(row["class"]), f"{row['probability']:.4f}", Text(_spell(row)))
+        sure = f"{row['probability']:.4f}" + (f" ± {row['std']:.4f}" if "std" in row else "")
+        table.add_row(Text(row["input"]), Text(row["class"]), sure, Text(_spell(row)))
     buffer = io.StringIO()
     is_terminal = sys.stdout.isatty()
     Console(file=buffer, soft_wrap=not is_terminal, force_terminal=is_terminal).print(table)
@@ -93,9 +93,10 @@ def _table(rows: list[dict[str, Any]]) -> str:
 def _csv(rows: list[dict[str, Any]]) -> str:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["input", "class", "probability", "confusable"])
+    columns = [name for name in ("input", "class", "probability", "std", "confusable") if rows and name in rows[0]]
+    writer.writerow(columns)
     for row in rows:
-        writer.writerow([row["input"], row["class"], row["probability"], _spell(row)])
+        writer.writerow([_spell(row) if name == "confusable" else row[name] for name in columns])
     return buffer.getvalue()
 
 

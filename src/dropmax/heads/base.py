@@ -14,7 +14,7 @@ from dropmax.errors import InvalidType, InvalidValue, did_you_mean
 from dropmax.functional import _wide, cross_entropy
 
 #: How :meth:`Head.predict_proba` treats the masks.
-MODES = ("mean", "mc")
+MODES = ("mean", "mc", "exact")
 REDUCTIONS = ("mean", "sum", "none")
 
 
@@ -158,7 +158,8 @@ class Head(nn.Module):
         """Return class probabilities ``(..., K)``, in float32 at least.
 
         ``mode="mean"`` is ``softmax(forward(features))``; ``"mc"`` averages over ``samples`` masks drawn from
-        p(z | x). A head that draws no masks at test time gives the same answer in every mode.
+        p(z | x); ``"exact"`` averages over all of them. A head that draws no masks at test time gives the same
+        answer in every mode.
         """
         check_choice("mode", mode, MODES)
         check_count("samples", samples)
@@ -168,6 +169,11 @@ class Head(nn.Module):
         """Return rho(x), the probability ``(..., K)`` that each class is retained; ones where there are no masks."""
         check_features(features, self.in_features)
         return _wide(features).new_ones(*features.shape[:-1], self.num_classes)
+
+    def predictive_std(self, features: Tensor) -> Tensor:
+        """Return the exact standard deviation of ``p(y | x, z)`` over the masks; zeros where there are none."""
+        check_features(features, self.in_features)
+        return _wide(features).new_zeros(*features.shape[:-1], self.num_classes)
 
     def posterior_probs(self, features: Tensor, target: Tensor) -> Tensor:
         """Return q(z_k = 1 | x, y) ``(..., K)``: the masks the likelihood is trained with, 1 for the target."""
@@ -241,6 +247,9 @@ class Head(nn.Module):
             smoothing_mask=mask,
             class_weight=self.class_weight,
         )
+
+    def _class_weighted(self, nll: Tensor, target: Tensor) -> Tensor:
+        return nll if self.class_weight is None else nll * self.class_weight.to(nll.dtype)[target]
 
     def _subset_cross_entropy(self, logits: Tensor, target: Tensor, kept: Tensor) -> Tensor:
         """Return the cross entropy among the classes whose 0/1 mask ``kept`` is 1."""

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dropmax.checks import check_choice, check_flag, check_target, check_weight, is_traced
-from dropmax.functional import _wide
+from dropmax import exact
+from dropmax.checks import check_choice, check_flag, check_target, check_weight
+from dropmax.errors import InvalidValue
+from dropmax.functional import _wide, mask_entropy
 from dropmax.heads.base import SharedOptions, keep_target
 from dropmax.heads.masked import MaskedHead
-from dropmax.objective import fused_terms, plain_terms
+from dropmax.objective import regularisers
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -27,6 +29,10 @@ class DropMax(MaskedHead):
         -log p(y | x, z)  +  KL[q || p]  -  H[p]  +  auxiliary(r),      z ~ q
 
     Args:
+        likelihood: how the first term is computed. ``"sampled"`` draws relaxed masks, as in the paper. ``"exact"``
+            takes the expectation over all masks of q (:func:`dropmax.exact.expected_nll`): no relaxation, no
+            temperature, no noise. ``"marginal"``, for study, does without q: it maximises the exact log p(y | x) plus
+            the entropy, and has no KL and no auxiliary term.
         temperature: tau of the relaxed masks (equation 6).
         samples: S, masks drawn for each row.
         stop_gradient: what ``stop`` in the posterior stops. ``"logits"`` (the authors' code) stops the whole retain
@@ -57,6 +63,7 @@ class DropMax(MaskedHead):
         in_features: int,
         num_classes: int,
         *,
+        likelihood: str = "sampled",
         temperature: float = 0.1,
         samples: int = 1,
         stop_gradient: str = "logits",
@@ -70,6 +77,7 @@ class DropMax(MaskedHead):
         **shared: Unpack[SharedOptions],
     ) -> None:
         super().__init__(in_features, num_classes, temperature=temperature, samples=samples, epsilon=epsilon, **shared)
+        check_choice("likelihood", likelihood, ("sampled", "exact", "marginal"))
         check_choice("stop_gradient", stop_gradient, ("logits", "parameters"))
         check_flag("prior_correction", prior_correction)
         check_flag("mask_gradient", mask_gradient)
@@ -77,6 +85,12 @@ class DropMax(MaskedHead):
         check_weight("kl_weight", kl_weight)
         check_weight("entropy_weight", entropy_weight)
         check_weight("auxiliary_weight", auxiliary_weight)
+        if likelihood != "sampled" and self.label_smoothing:
+            raise InvalidValue(
+                f"label_smoothing={self.label_smoothing} needs likelihood='sampled', not {likelihood!r}: spread "
+                "over the retained classes of all masks at once, it has no closed form"
+            )
+        self.likelihood = likelihood
         self.stop_gradient = stop_gradient
         self.prior_correction = prior_correction
         self.mask_gradient = mask_gradient
@@ -91,6 +105,10 @@ class DropMax(MaskedHead):
         b = _wide(self.retain(features)) + _wide(self.correction(features))
         return keep_target(b.sigmoid(), target)
 
+    def noise_shape(self, num_rows: int) -> tuple[int, ...] | None:
+        """Return the shape of the noise behind the masks; None with an exact likelihood, which draws none."""
+        return super().noise_shape(num_rows) if self.likelihood == "sampled" else None
+
     def _coefficients(self) -> dict[str, float]:
         return {
             "cross_entropy": self.cross_entropy_weight,
@@ -100,18 +118,21 @@ class DropMax(MaskedHead):
         }
 
     def _terms(self, rows: Tensor, target: Tensor, noise: Tensor) -> dict[str, Tensor]:
-        o, a, r = _wide(self.classifier(rows)), _wide(self.retain(rows)), _wide(self.correction(rows))
+        o, a = _wide(self.classifier(rows)), _wide(self.retain(rows))
+        if self.likelihood == "marginal":
+            nll = -exact.log_marginal(o, a, target)
+            return {"cross_entropy": self._class_weighted(nll, target), "entropy": mask_entropy(a)}
+        r = _wide(self.correction(rows))
         stopped = a.detach() if self.stop_gradient == "logits" else self._retain_logits_of_features_only(rows)
-        inputs = (o, a, stopped, r, noise, target)
-        options = (self.temperature, self.epsilon, self.prior_correction, self.mask_gradient)
-        if self._can_fuse(o):
-            return fused_terms(*inputs, *options)._asdict()
-        return plain_terms(*inputs, *options, self.label_smoothing, self.class_weight)._asdict()
+        b = stopped + r
+        if not self.mask_gradient:
+            b = b.detach()
+        if self.likelihood == "exact":
+            nll = self._class_weighted(exact.expected_nll(o, b, target), target)
+        else:
+            nll = self._sampled_nll(o, b, noise, target)
+        others = regularisers(a, stopped, r, target, prior_correction=self.prior_correction)
+        return {"cross_entropy": nll, **others._asdict()}
 
     def _retain_logits_of_features_only(self, rows: Tensor) -> Tensor:
         return _wide(F.linear(rows, self.retain.weight.detach(), self.retain.bias.detach()))
-
-    def _can_fuse(self, logits: Tensor) -> bool:
-        """Take the fused form where it applies; a compiler fuses the plain one, and torch.func transforms it."""
-        plain_objective = self.samples == 1 and self.label_smoothing == 0 and self.class_weight is None
-        return plain_objective and self.epsilon >= 1e-30 and not is_traced(logits)

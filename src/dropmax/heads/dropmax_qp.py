@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dropmax.checks import check_weight
-from dropmax.functional import _wide, log_relaxed_mask, mask_entropy, masked_nll
+from dropmax.functional import _wide, mask_entropy
 from dropmax.heads.base import SharedOptions
 from dropmax.heads.masked import MaskedHead
 
@@ -58,14 +58,7 @@ class DropMaxQP(MaskedHead):
     def _terms(self, rows: Tensor, target: Tensor, noise: Tensor) -> dict[str, Tensor]:
         o, a = _wide(self.classifier(rows)), _wide(self.retain(rows))
         return {
-            "cross_entropy": masked_nll(
-                o,
-                log_relaxed_mask(a, noise, self.temperature),
-                target,
-                epsilon=self.epsilon,
-                label_smoothing=self.label_smoothing,
-                class_weight=self.class_weight,
-            ),
+            "cross_entropy": self._sampled_nll(o, a, noise, target),
             "kl": -F.logsigmoid(a.gather(-1, target.unsqueeze(-1)).squeeze(-1)),
             "entropy": mask_entropy(a),
         }

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from dropmax import exact
 from dropmax.checks import check_choice, check_count, check_features, check_positive, check_probability
 from dropmax.functional import _wide, mean_logits
 from dropmax.heads.base import MODES, Head, SharedOptions
+from dropmax.objective import sampled_nll
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -46,10 +48,22 @@ class MaskedHead(Head):
         self.samples = samples
         self.epsilon = epsilon
 
-    def noise_shape(self, num_rows: int) -> tuple[int, ...]:
+    def noise_shape(self, num_rows: int) -> tuple[int, ...] | None:
         """Return (N, K), or (S, N, K) for S > 1 masks a row."""
         rows = (num_rows, self.num_classes)
         return rows if self.samples == 1 else (self.samples, *rows)
+
+    def _sampled_nll(self, o: Tensor, mask_logits: Tensor, noise: Tensor, target: Tensor) -> Tensor:
+        return sampled_nll(
+            o,
+            mask_logits,
+            noise,
+            target,
+            temperature=self.temperature,
+            epsilon=self.epsilon,
+            label_smoothing=self.label_smoothing,
+            class_weight=self.class_weight,
+        )
 
     def forward(self, features: Tensor) -> Tensor:
         """Return ``o + log rho``: their softmax is the mean prediction p(y | x, z = rho(x)) of equation 13."""
@@ -67,16 +81,22 @@ class MaskedHead(Head):
         """Return class probabilities ``(..., K)``, in float32 at least.
 
         ``"mean"`` puts rho in place of the mask (equation 13). ``"mc"`` averages ``samples`` predictions, each with
-        a mask drawn from p(z | x) (equation 12); a mask that drops every class leaves plain softmax, the limit of
-        the paper's epsilon.
+        a mask drawn from p(z | x) (equation 12). ``"exact"`` is what that converges to, the sum over all 2^K masks
+        (:func:`dropmax.exact.predictive`). A mask that drops every class leaves plain softmax, the limit of the
+        paper's epsilon.
         """
         check_choice("mode", mode, MODES)
         check_count("samples", samples)
         check_features(features, self.in_features)
-        if mode == "mc":
-            o, a = _wide(self.classifier(features)), _wide(self.retain(features))
-            return monte_carlo(o, a, samples, generator)
-        return _wide(self(features)).softmax(-1)
+        if mode == "mean":
+            return _wide(self(features)).softmax(-1)
+        o, a = _wide(self.classifier(features)), _wide(self.retain(features))
+        return monte_carlo(o, a, samples, generator) if mode == "mc" else exact.predictive(o, a)
+
+    def predictive_std(self, features: Tensor) -> Tensor:
+        """Return the exact standard deviation of ``p(y | x, z)`` over the masks (:func:`dropmax.exact.variance`)."""
+        check_features(features, self.in_features)
+        return exact.variance(self.classifier(features), self.retain(features)).sqrt()
 
     def retain_probs(self, features: Tensor) -> Tensor:
         """Return rho(x): how much each class deserves attention."""

@@ -26,7 +26,7 @@ class Sparsemax(Head):
     def _terms(self, rows: Tensor, target: Tensor, noise: Tensor) -> dict[str, Tensor]:
         loss = sparsemax_loss(self.classifier(rows), target, label_smoothing=self.label_smoothing)
         # It stands where the cross entropy of the other heads stands, so that logs line up.
-        return {"cross_entropy": loss if self.class_weight is None else loss * self.class_weight[target].to(loss)}
+        return {"cross_entropy": self._class_weighted(loss, target)}
 
     def predict_proba(
         self,

@@ -29,7 +29,14 @@ from dropmax.recipes import Recipe, load_recipe
 __all__ = ["RunDirectory"]
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d{6})\.pt")
-_OURS = ("recipe.toml", "environment.json", "metrics.jsonl", "model.safetensors")
+_OURS = (
+    "recipe.toml",
+    "environment.json",
+    "metrics.jsonl",
+    "model.safetensors",
+    "diagnosis.json",
+    "diagnosis.png",
+)
 
 
 class RunDirectory:

@@ -95,23 +95,22 @@ def load_model(path: Path | str, *, device: torch.device | str = "cpu") -> Train
     try:
         with safetensors.safe_open(file, framework="pt", device="cpu") as opened:
             about: dict[str, Any] = json.loads((opened.metadata() or {})["dropmax"])
-        state = safetensors.torch.load_file(file)
         recipe = recipe_from_dict(about["recipe"], str(file))
         input_shape = tuple(about["input_shape"])
         model = build(recipe, input_shape, len(about["classes"]))
-        model.load_state_dict(state)
+        model.load_state_dict(safetensors.torch.load_file(file))
+        if recipe.training.channels_last and len(input_shape) == 3:
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return TrainedModel(
+            model.to(device).eval(),
+            recipe,
+            tuple(about["classes"]),
+            input_shape,
+            tuple(about["mean"]),
+            tuple(about["std"]),
+            about["stored_size"],
+        )
     except DropMaxError:
         raise
     except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise RunError(f"{file} is damaged or not a model of dropmax: {str(error).splitlines()[0]}") from error
-    if recipe.training.channels_last and len(input_shape) == 3:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return TrainedModel(
-        model.to(device).eval(),
-        recipe,
-        tuple(about["classes"]),
-        input_shape,
-        tuple(about["mean"]),
-        tuple(about["std"]),
-        about["stored_size"],
-    )

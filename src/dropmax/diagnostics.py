@@ -1,0 +1,189 @@
+"""How good DropMax's approximations are on a trained model, measured against exact inference."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dropmax import exact, metrics
+from dropmax.classifier import Classifier
+from dropmax.errors import InvalidValue
+from dropmax.functional import _wide
+from dropmax.heads.dropmax import DropMax
+from dropmax.heads.masked import MaskedHead, monte_carlo
+
+__all__ = ["Diagnosis", "diagnose"]
+
+MC_SAMPLES = (1, 10, 100, 1000)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Everything :func:`diagnose` measures.
+
+    Attributes:
+        examples: how many were looked at.
+        posterior: for ``target`` and ``rivals``: mean of q and of the true posterior marginal p(z_k = 1 | x, y), and
+            the mean absolute difference. For rivals also the mean of rho.
+        monte_carlo: for each S: root mean square and largest error of the sampled probabilities, and its time as a
+            multiple of exact inference's.
+        modes: error, NLL, ECE and mean confidence of the mean prediction and of the exact expectation, and the mean
+            absolute difference of their probabilities (``difference``).
+        gradient: for the parameter groups psi and phi: standard deviation of the sampled likelihood's gradient and
+            its bias, both as multiples of the exact gradient's norm. Empty for heads without a posterior.
+        marginals: the pairs (true posterior, q) of rivals, for drawing; at most 2,000.
+
+    >>> Diagnosis.__dataclass_fields__.keys() >= {"posterior", "monte_carlo", "modes", "gradient"}
+    True
+    """
+
+    examples: int
+    posterior: dict[str, dict[str, float]]
+    monte_carlo: list[dict[str, float]]
+    modes: dict[str, Any]
+    gradient: dict[str, dict[str, float]]
+    marginals: list[tuple[float, float]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but the pairs for drawing."""
+        found = asdict(self)
+        del found["marginals"]
+        return found
+
+
+def diagnose(
+    model: Classifier, batches: Iterable[tuple[Tensor, Tensor]], *, repeats: int = 50, seed: int = 0
+) -> Diagnosis:
+    """Measure the approximations of a trained model over labelled batches.
+
+    Args:
+        model: a classifier whose head learns masks (``dropmax`` or ``dropmax-qp``).
+        batches: of inputs and labels.
+        repeats: draws of the sampled gradient.
+        seed: of every draw.
+
+    >>> from torch import nn
+    >>> model = Classifier(nn.Identity(), DropMax(4, 3))
+    >>> found = diagnose(model, [(torch.randn(9, 4), torch.arange(9) % 3)], repeats=3)
+    >>> [row["samples"] for row in found.monte_carlo]
+    [1, 10, 100, 1000]
+    """
+    head = model.head
+    if not isinstance(head, MaskedHead):
+        raise InvalidValue(f"the head {head.name!r} learns no masks, so there is nothing to diagnose: use dropmax")
+    model.eval()
+    with torch.no_grad():
+        pairs = [(_wide(model.net(x)), y) for x, y in batches]
+        h, y = torch.cat([h for h, _ in pairs]), torch.cat([y for _, y in pairs])
+        o, a = _wide(head.classifier(h)), _wide(head.retain(h))
+        posterior, marginals = _posterior(head, h, o, a, y)
+        return Diagnosis(
+            examples=len(y),
+            posterior=posterior,
+            monte_carlo=_monte_carlo(o, a, seed),
+            modes=_modes(head, h, y),
+            gradient=_gradient(head, h, y, repeats, seed) if isinstance(head, DropMax) else {},
+            marginals=marginals,
+        )
+
+
+def _posterior(
+    head: MaskedHead, h: Tensor, o: Tensor, a: Tensor, y: Tensor
+) -> tuple[dict[str, dict[str, float]], list[tuple[float, float]]]:
+    true, q, rho = exact.posterior(o, a, y), head.posterior_probs(h, y), a.sigmoid()
+    is_target = torch.zeros_like(q, dtype=torch.bool).scatter_(-1, y[:, None], True)
+    found = {}
+    for kind, chosen in (("target", is_target), ("rivals", ~is_target)):
+        found[kind] = {
+            "rho": rho[chosen].mean().item(),
+            "q": q[chosen].mean().item(),
+            "true": true[chosen].mean().item(),
+            "difference": (q - true)[chosen].abs().mean().item(),
+        }
+    generator = torch.Generator().manual_seed(0)
+    count = int((~is_target).sum())
+    shown = torch.randperm(count, generator=generator)[:2000].to(q.device)
+    pairs = torch.stack([true[~is_target][shown], q[~is_target][shown]], -1).tolist()
+    return found, [(x, z) for x, z in pairs]
+
+
+def _monte_carlo(o: Tensor, a: Tensor, seed: int) -> list[dict[str, float]]:
+    truth = exact.predictive(o.double(), a.double())
+    exact_seconds = _seconds(lambda: exact.predictive(o, a))
+    rows = []
+    for samples in MC_SAMPLES:
+        generator = torch.Generator(o.device).manual_seed(seed)
+        error = monte_carlo(o, a, samples, generator).double() - truth
+        seconds = _seconds(lambda s=samples, g=generator: monte_carlo(o, a, s, g))  # type: ignore[misc]
+        rows.append(
+            {
+                "samples": samples,
+                "rms_error": error.square().mean().sqrt().item(),
+                "largest_error": error.abs().max().item(),
+                "time_ratio": seconds / exact_seconds,
+            }
+        )
+    return rows
+
+
+def _modes(head: MaskedHead, h: Tensor, y: Tensor) -> dict[str, Any]:
+    probs = {mode: head.predict_proba(h, mode) for mode in ("mean", "exact")}
+    found: dict[str, Any] = {
+        mode: {
+            "error": metrics.error(p, y),
+            "nll": metrics.nll(p, y),
+            "ece": metrics.ece(p, y),
+            "confidence": p.max(-1).values.mean().item(),
+        }
+        for mode, p in probs.items()
+    }
+    found["difference"] = (probs["mean"] - probs["exact"]).abs().mean().item()
+    return found
+
+
+def _gradient(head: DropMax, h: Tensor, y: Tensor, repeats: int, seed: int) -> dict[str, dict[str, float]]:
+    """Compare the gradient of the sampled likelihood with the exact one, over a batch of at most 100 rows."""
+    h, y = h[:100], y[:100]
+    groups = {"psi": list(head.classifier.parameters()), "phi": list(head.correction.parameters())}
+    likelihood, samples = head.likelihood, head.samples
+    generator = torch.Generator().manual_seed(seed)
+
+    def gradients(noise: Tensor | None) -> dict[str, Tensor]:
+        with torch.enable_grad():
+            nll = head.loss(h, y, noise=noise).terms["cross_entropy"]
+            flat = torch.autograd.grad(nll, [p for ps in groups.values() for p in ps], materialize_grads=True)
+        parts = iter(flat)
+        return {name: torch.cat([next(parts).flatten() for _ in ps]).double() for name, ps in groups.items()}
+
+    try:
+        head.likelihood = "exact"
+        truth = gradients(None)
+        head.likelihood, head.samples = "sampled", 1
+        draws = [gradients(torch.rand(len(y), head.num_classes, generator=generator).to(h)) for _ in range(repeats)]
+    finally:
+        head.likelihood, head.samples = likelihood, samples
+    found = {}
+    for name, expected in truth.items():
+        sampled = torch.stack([draw[name] for draw in draws])
+        norm = expected.norm().item() or math.nan
+        found[name] = {
+            "exact_norm": expected.norm().item(),
+            "sampled_std": sampled.var(0).sum().sqrt().item() / norm,
+            "sampled_bias": (sampled.mean(0) - expected).norm().item() / norm,
+        }
+    return found
+
+
+def _seconds(work: Callable[[], object], repeats: int = 3) -> float:
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+    return min(times)
