@@ -80,10 +80,7 @@ def test_exact_objectives_pass_gradcheck_and_weigh_classes(likelihood: str) -> N
     head, features, target = head_and_batch(likelihood=likelihood, class_weight=[1.0, 2, 3, 4, 5, 6, 7])
 
     def nll(weight: Tensor) -> Tensor:
-        parameters = {"classifier.weight": weight}
-        return torch.func.functional_call(
-            _Term(head), {f"head.{k}": v for k, v in parameters.items()}, (features, target)
-        )
+        return torch.func.functional_call(_Term(head), {"head.classifier.weight": weight}, (features, target))
 
     assert torch.autograd.gradcheck(nll, head.classifier.weight.detach().clone().requires_grad_())
     plain, *_ = head_and_batch(likelihood=likelihood)

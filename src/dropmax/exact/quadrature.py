@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, softplus
+from torch.nn.functional import pad
 
 BLOCK_ELEMENTS = 3 << 16  # of one (rows, nodes, classes) work tensor: four of them about fill a processor's cache
 BLOCK_ELEMENTS_GPU = 1 << 23
@@ -51,7 +51,7 @@ def rule_for(dtype: torch.dtype, step: float | None = None) -> Rule:
     """Return the rule that is accurate to the rounding error of ``dtype``, or the same with another step."""
     # The default steps are short binary fractions: node positions are then exact in float32 even 10,000 from zero.
     if dtype == torch.float64:
-        step, start, left_nodes, reach, tolerance = step or 5 / 16, 1.0, 6, 3.6, 1e-15
+        step, start, left_nodes, reach, tolerance = step or 5 / 16, 1.0, 7, 3.6, 1e-15
     else:
         step, start, left_nodes, reach, tolerance = step or 1 / 2, 2.0, 5, 3.0, 5e-9
     left = tuple((start + position, weight) for position, weight in gauss_left_of_zero(step, left_nodes))
@@ -133,7 +133,7 @@ class Walk:
         # The floor keeps every factor positive. It is far too small to be seen in F, but not in log F.
         self.retain = torch.sigmoid(retain_logits)
         self.drop = torch.neg(retain_logits).sigmoid_().clamp_min_(1e-30)
-        self.below_floor = bool(len(logits)) and float(retain_logits.amax()) > 60
+        self.below_floor = bool(len(logits)) and float(retain_logits.amax()) > 40
         if target is not None:
             self.target = target[:, None]
             self.retain.scatter_(-1, self.target, 0.0)
@@ -184,7 +184,7 @@ class Walk:
             # The subtrahend is exact, so that a logit is rounded once, and next to nothing where its x is about 1.
             log_w = logits - (shift - origin)
             if self.below_floor:
-                unlimited_w = log_w.clamp_max(30.0).exp_()[:, None]
+                settled_x = s[:, None] * log_w.clamp_max(30.0).exp_()[:, None]
             w = log_w.clamp_max_(LARGEST_LOG_W).exp_()
             kept, half_dropped, factor, scratch = workspace((len(logits), len(s), logits.shape[-1]), logits)
             half_x = torch.mul(s[:, None] / 2, w[:, None], out=kept).clamp_max_(LARGEST_X[logits.dtype] / 2)
@@ -198,8 +198,8 @@ class Walk:
             torch.addcmul(drop, retain, kept, out=factor)
             log_factor = torch.log(factor, out=scratch)
             if self.below_floor:
-                exact = softplus(retain_logits - s[:, None] * unlimited_w) - softplus(retain_logits)
-                torch.where((retain_logits > 60) & (retain > 0), exact, log_factor, out=log_factor)
+                exact = torch.logaddexp(-settled_x, -retain_logits)
+                torch.where((retain_logits > 40) & (retain > 0) & (settled_x > 30), exact, log_factor, out=log_factor)
             log_product = log_factor.sum(-1)
             if compensate:  # give back what rounding took: the exact factor is 1 - retain (1 - exp(-x))
                 log_product -= torch.sub(factor, 1.0, out=scratch).addcmul_(retain, half_dropped, value=2).sum(-1)

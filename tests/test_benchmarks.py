@@ -1,0 +1,210 @@
+"""The harness on functions that take as long as we say, by a clock we hold; and the command line around it."""
+
+from __future__ import annotations
+
+import io
+import json
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from benchmarks import __main__ as command_line
+from benchmarks import bench_heads, harness
+from dropmax import HEADS
+from dropmax.errors import InvalidValue, RunError
+
+
+class FakeMachine:
+    """A clock, and functions that move it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.calls: list[str] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    def function(self, name: str, seconds: Callable[[], float]) -> Callable[[], None]:
+        def call() -> None:
+            self.calls.append(name)
+            self.now += seconds()
+
+        return call
+
+
+def test_slow_spells_of_the_machine_do_not_reach_the_ratio() -> None:
+    machine = FakeMachine()
+    generator = np.random.default_rng(0)
+    spell = {"factor": 1.0}
+
+    def baseline() -> float:  # the first of a round decides how slow the machine is in this round
+        spell["factor"] = float(generator.choice([1.0, 1.5, 20.0]))
+        return 0.1 * spell["factor"]
+
+    timings = harness.measure(
+        {
+            "softmax": machine.function("softmax", baseline),
+            "dropmax": machine.function("dropmax", lambda: 0.35 * spell["factor"]),
+        },
+        baseline="softmax",
+        clock=machine.clock,
+    )
+    assert timings["softmax"].ratio == 1.0
+    dropmax = timings["dropmax"]
+    assert [dropmax.ratio, dropmax.ratio_low, dropmax.ratio_high] == pytest.approx([3.5] * 3)
+    assert dropmax.low < dropmax.high  # the times themselves did suffer
+
+
+def test_functions_take_turns_after_warming_up() -> None:
+    machine = FakeMachine()
+    functions = {name: machine.function(name, lambda: 1.0) for name in "abc"}
+    timings = harness.measure(functions, baseline="a", warm_up=2, least_rounds=7, budget=0.0, clock=machine.clock)
+    assert "".join(machine.calls) == "aabbcc" + 7 * "abc"
+    assert timings["c"].rounds == 7
+
+
+def test_warm_up_is_not_counted() -> None:
+    machine = FakeMachine()
+    compiling = iter([60.0, 1.0])
+    functions = {"a": machine.function("a", lambda: 1.0), "b": machine.function("b", lambda: next(compiling, 2.0))}
+    assert harness.measure(functions, baseline="a", warm_up=2, clock=machine.clock)["b"].high == 2.0
+
+
+def test_short_calls_are_gathered_into_samples() -> None:
+    machine = FakeMachine()
+    functions = {"a": machine.function("a", lambda: 1e-4), "b": machine.function("b", lambda: 3e-3)}
+    timings = harness.measure(functions, baseline="a", warm_up=1, least_rounds=6, sample=0.01, clock=machine.clock)
+    assert machine.calls.count("a") == 1 + 6 * 100
+    assert machine.calls.count("b") == 1 + 6 * 4
+    assert timings["b"].median == pytest.approx(3e-3)
+    assert timings["b"].ratio == pytest.approx(30)
+    assert timings["b"].extra == pytest.approx(2.9e-3)
+
+
+@pytest.mark.parametrize(("noise", "least", "most"), [(0.0, 11, 11), (0.2, 90, 120)])
+def test_rounds_follow_the_noise_and_end_with_the_budget(noise: float, least: int, most: int) -> None:
+    machine = FakeMachine()
+    generator = np.random.default_rng(0)
+    functions = {name: machine.function(name, lambda: 1.0 + noise * generator.random()) for name in "ab"}
+    # A round takes two seconds and a bit: a budget of 220 is about a hundred of them.
+    rounds = harness.measure(functions, baseline="a", budget=220.0, precision=1e-3, clock=machine.clock)["b"].rounds
+    assert least <= rounds <= most
+
+
+def test_the_interval_covers_the_median_as_often_as_it_says() -> None:
+    generator = np.random.default_rng(0)
+    covered = 0
+    for _ in range(2000):
+        timing = harness._timing(list(generator.lognormal(size=25)), [1.0] * 25)  # whose true median ratio is 1
+        covered += timing.ratio_low <= 1.0 <= timing.ratio_high
+    assert 0.93 < covered / 2000 < 0.99
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"baseline": "c"}, "baseline 'c' is not among the functions a, b"), ({"least_rounds": 5}, "least_rounds >= 6")],
+)
+def test_impossible_measurements_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidValue, match=message):
+        harness.measure({"a": int, "b": int}, **{"baseline": "a", **options})
+
+
+# --- results and the command line -----------------------------------------------------------------------------------
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    output = io.StringIO()
+    status = command_line.main(arguments, Console(file=output, width=100))
+    return status, output.getvalue()
+
+
+@pytest.fixture
+def fake_benchmark(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """Stand in for every benchmark: one without a quick form and without a table of its own."""
+    module = types.ModuleType("fake")
+    module.run = lambda: [{"head": "dropmax", "seconds": 0.123456, "fast": True}]  # type: ignore[attr-defined]
+    monkeypatch.setattr(command_line, "names", lambda: ["exact", "heads"])
+    monkeypatch.setattr("importlib.import_module", lambda name: module)
+    return module
+
+
+def test_results_say_where_they_came_from(fake_benchmark: types.ModuleType, tmp_path: Path) -> None:
+    status, output = run("exact", "--out", str(tmp_path / "new"))
+    assert status == 0
+    assert "0.1235" in output
+    result = json.loads((tmp_path / "new" / "exact.json").read_text())
+    assert result["rows"] == fake_benchmark.run()
+    origin = result["provenance"]
+    assert origin["command"] == f"python -m benchmarks exact --out {tmp_path / 'new'}"
+    assert origin["seeds"] == [0]
+    assert {"python", "torch", "numpy", "dropmax"} <= set(origin["versions"])
+    assert {"processor", "threads", "cores"} <= set(origin["machine"])
+    assert {"commit", "date"} <= set(origin)
+    assert len(origin["load_average"]) == 3
+
+
+@pytest.mark.usefixtures("fake_benchmark")
+def test_all_benchmarks_run_by_default_and_replace_their_own_results(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert run("--out", str(tmp_path))[0] == 0
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["exact.json", "heads.json"]
+
+
+@pytest.mark.usefixtures("fake_benchmark")
+def test_a_quick_run_is_kept_apart_and_owns_up_to_not_being_quick(tmp_path: Path) -> None:
+    _, output = run("exact", "--quick", "--out", str(tmp_path))
+    assert "no quick form" in output
+    assert [path.name for path in tmp_path.iterdir()] == ["exact.quick.json"]
+
+
+@pytest.mark.usefixtures("fake_benchmark")
+@pytest.mark.parametrize("content", ["my notes", "[]", '{"benchmark": "heads"}'])
+def test_a_file_of_somebody_elses_is_left_alone(
+    tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "exact.json"
+    mine.write_text(content)
+    assert run("heads", "exact", "--out", str(tmp_path))[0] == 2
+    assert "exact.json exists and is not a result of the benchmark 'exact'" in capsys.readouterr().err
+    assert mine.read_text() == content
+    assert not (tmp_path / "heads.json").exists()  # refused before anything was measured
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot make the directory"):
+        harness.write_result(tmp_path / "file" / "x.json", "x", [], {}, quick=False)
+
+
+def test_an_unknown_benchmark_is_refused_with_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["haeds"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: unknown benchmark 'haeds': did you mean 'heads'? The benchmarks are ")
+    assert error.count("\n") == 1
+
+
+def test_a_quick_run_of_the_heads(tmp_path: Path) -> None:
+    status, output = run("heads", "--quick", "--out", str(tmp_path))
+    assert status == 0
+    rows = json.loads((tmp_path / "heads.quick.json").read_text())["rows"]
+    assert [row["head"] for row in rows] == list(HEADS) * len(bench_heads.QUICK_SIZES)
+    assert {row["mode"] for row in rows} == {"eager"}
+    products = {row["head"]: row["products"] for row in rows}
+    assert (products["softmax"], products["dropmax-qp"], products["dropmax"]) == (1, 2, 3)
+    assert all(0 < row["ratio_low"] <= row["ratio"] <= row["ratio_high"] for row in rows)
+    assert "eager, batch 16, features 32, classes 100" in output
+
+
+@pytest.mark.parametrize(("low", "high", "verdict"), [(3.1, 3.5, "met"), (3.5, 3.7, "unclear"), (3.6, 4.0, "not met")])
+def test_the_aim_stands_beside_the_measurement(low: float, high: float, verdict: str) -> None:
+    timing = harness.Timing(0.1, 0.1, 0.1, (low + high) / 2, low, high, 0.05, 0.05, 0.05, 9)
+    row = {"mode": "eager", "batch": 128, "features": 512, "classes": 1_000, "head": "dropmax", "products": 3}
+    row |= {**timing.__dict__, **bench_heads._aim((128, 512, 1_000), timing)}
+    output = io.StringIO()
+    Console(file=output, width=80).print(*bench_heads.tables([row]))
+    assert f"< 3.6 {verdict}" in " ".join(output.getvalue().split())
