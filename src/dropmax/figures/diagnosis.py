@@ -44,7 +44,7 @@ def _sampling(axes: Any, found: Diagnosis) -> None:
             f"{row['time_ratio']:.2g}× exact's time",
             (row["samples"], row["rms_error"]),
             textcoords="offset points",
-            xytext=(6, 5) if row["samples"] < 1000 else (-6, 8),
+            xytext=(6, 5) if row["samples"] < 1000 else (-4, -14),
             ha="left" if row["samples"] < 1000 else "right",
             fontsize=7.5,
         )
