@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dropmax.cli import data, demo, diagnose, evaluate, predict, train
+from dropmax.cli import data, demo, diagnose, evaluate, predict, reproduce, train
 from dropmax.errors import DropMaxError
 
 __all__ = ["app", "main"]
@@ -24,6 +24,7 @@ app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("diagnose")(diagnose.diagnose)
+app.command("reproduce")(reproduce.reproduce)
 
 
 @app.callback(invoke_without_command=True)

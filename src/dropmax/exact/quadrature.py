@@ -26,8 +26,8 @@ BLOCK_ELEMENTS_GPU = 1 << 23
 FIRST_NODES, NEXT_NODES = 12, 6  # of a block, unless it is small: F has often died out after the first twelve
 BLOCK_WIDTH = 16.0  # in u, see LARGEST_LOG_W
 
-WIDEST_GAP = 40.0  # neighbouring logits further apart are moved to this distance: exp(-40) is below rounding error
-AFTER_GAP = 6.0  # in u: this far behind the last class before a gap its factor has settled, exp(-exp(6)) being 0
+WIDEST_GAP = 48.0  # neighbouring logits further apart are moved to this distance, and what is between them is skipped:
+AFTER_GAP = 12.0  # in u: this far behind a class its factor has settled (x > 1e5), 36 before the next: exp(-36) is 0
 WIDEST_SPREAD = float(1 << 20)  # a class further below the top one than this (or at -inf) is put here
 
 # A factor settles soon after x = 1. Where it has, two limits keep the arithmetic fast and finite: exp is a hundred

@@ -1,0 +1,129 @@
+"""``dropmax reproduce``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dropmax.cli.options import AsJson, DataDir
+from dropmax.errors import InvalidValue
+from dropmax.recipes import parse_override
+
+if TYPE_CHECKING:
+    from dropmax.experiments import Plan
+
+
+def reproduce(
+    data: Annotated[
+        list[str] | None,
+        typer.Argument(help="Columns of Table 1: mnist-1k, mnist-5k, mnist-55k, cifar-10, ...", show_default=False),
+    ] = None,
+    study: Annotated[
+        str | None,
+        typer.Option(help="A study of variants in place of Table 1: a .toml file, or a name.", show_default=False),
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="paper or released; released where there is one.", show_default=False)
+    ] = None,
+    heads: Annotated[str, typer.Option(help="all, or names separated by commas.")] = "all",
+    runs: Annotated[int | None, typer.Option(help="Seeds for each cell; 5 by default.", show_default=False)] = None,
+    tune: Annotated[bool, typer.Option(help="Search each head's grid on the hold-out set first.")] = True,
+    schedule_scale: Annotated[float, typer.Option(help="0.1 trains for a tenth of the epochs.")] = 1.0,
+    train_size: Annotated[int, typer.Option(help="Learn from this many examples; 0 for all.")] = 0,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Override any value of the recipes.", metavar="NAME=VALUE"),
+    ] = None,
+    modes: Annotated[str, typer.Option(help="Ways of predicting to measure: all, or names with commas.")] = "all",
+    engine: Annotated[str, typer.Option(help="local: processes on this machine. ray: a Ray cluster.")] = "local",
+    address: Annotated[str, typer.Option(help="Of the Ray cluster.")] = "auto",
+    workers: Annotated[int, typer.Option(help="Runs at a time; 0 takes one a core.", min=0)] = 0,
+    out: Annotated[Path, typer.Option(help="Directory for results and tables.")] = Path("reproduction"),
+    data_dir: DataDir = None,
+    repair: Annotated[bool, typer.Option("--repair", help="Do damaged and failed runs again.")] = False,
+    keep_runs: Annotated[bool, typer.Option("--keep-runs", help="Keep the trained models, in OUT/work.")] = False,
+    only_tables: Annotated[
+        bool, typer.Option("--only-tables", help="Train nothing: write the tables of the results in OUT.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Reproduce the paper's Table 1, or a study: tune, run, tabulate. Stop it any time; it goes on where it was."""
+    from dropmax import experiments
+
+    store = experiments.Store(out)
+    failed: dict[str, str] = {}
+    if only_tables:
+        experiments.write_tables(store)
+    else:
+        plan = _plan(data, study, recipe, heads, runs, tune, schedule_scale, train_size, settings or [])
+        outcome = experiments.reproduce(
+            plan,
+            out,
+            engine=engine,
+            address=address,
+            workers=workers,
+            data_dir=data_dir,
+            modes=None if modes == "all" else _names(modes),
+            repair=repair,
+            keep_runs=keep_runs,
+            quiet=as_json,
+        )
+        failed = outcome.failed
+    _report(store, failed, as_json)
+    if failed:
+        name, reason = next(iter(failed.items()))
+        more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
+        print(f"dropmax: {len(failed)} runs failed: {name} ({reason}){more}; --repair tries again", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _plan(
+    data: list[str] | None,
+    study: str | None,
+    recipe: str | None,
+    heads: str,
+    runs: int | None,
+    tune: bool,
+    schedule_scale: float,
+    train_size: int,
+    settings: list[str],
+) -> Plan:
+    from dropmax.experiments import plan_study, plan_table
+
+    shared: dict[str, Any] = {
+        "recipe": recipe,
+        "schedule_scale": schedule_scale,
+        "train_size": train_size,
+        "overrides": dict(parse_override(text) for text in settings),
+    }
+    if study is not None:
+        if data or heads != "all" or not tune:
+            raise InvalidValue(
+                "a --study names its own data sets, variants and grids: leave out DATA, --heads, --no-tune"
+            )
+        return plan_study(study, runs=runs, **shared)
+    if not data:
+        raise InvalidValue("name the columns to reproduce, such as mnist-1k mnist-5k, or a --study FILE.toml")
+    chosen = None if heads == "all" else _names(heads)
+    return plan_table(data, heads=chosen, runs=5 if runs is None else runs, tune=tune, **shared)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _report(store: Any, failed: dict[str, str], as_json: bool) -> None:
+    from dropmax.experiments import make_table
+    from dropmax.experiments.render import print_table, to_dict
+    from dropmax.experiments.tables import METRICS
+
+    if as_json:
+        tables = {metric: to_dict(make_table(store, metric)) for metric in METRICS}
+        print(json.dumps({"out": str(store.path), "failed": failed, "tables": tables}))
+        return
+    print_table(make_table(store))
+    print(f"Tables of error, NLL and ECE in four formats: {store.path}/table*.{{md,tex,html,csv}}")

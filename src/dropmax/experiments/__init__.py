@@ -1,0 +1,26 @@
+"""Experiments: the paper's Table 1 and studies of variants, planned, run on many processes or machines, tabulated."""
+
+from __future__ import annotations
+
+from dropmax.experiments.plan import Group, Job, Plan, plan_table
+from dropmax.experiments.reproduce import Outcome, reproduce
+from dropmax.experiments.store import Store
+from dropmax.experiments.study import plan_study, study_names
+from dropmax.experiments.tables import Cell, Table, holm, make_table, write_tables
+
+__all__ = [
+    "Cell",
+    "Group",
+    "Job",
+    "Outcome",
+    "Plan",
+    "Store",
+    "Table",
+    "holm",
+    "make_table",
+    "plan_study",
+    "plan_table",
+    "reproduce",
+    "study_names",
+    "write_tables",
+]

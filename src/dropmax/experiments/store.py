@@ -1,0 +1,258 @@
+"""The directory results go to: the plan they belong to, and one JSON file a run, whole or not there.
+
+========================  ==========================================================================================
+``plan.json``             what decides the results; another plan is refused
+``tune/``, ``runs/``      one file a training run
+``work/``                 runs in progress
+``table*.*``              the tables
+========================  ==========================================================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dropmax.errors import DropMaxError, RunError
+from dropmax.experiments.plan import Group, Job, Plan
+from dropmax.experiments.worker import FORMAT
+from dropmax.files import write_atomically
+from dropmax.recipes import recipe_from_dict
+
+__all__ = ["Store"]
+
+_SECONDS_TO_WAIT_FOR_LOCK = 30.0
+
+
+class Store:
+    """Results in a directory.
+
+    >>> import tempfile
+    >>> store = Store(tempfile.mkdtemp())
+    >>> store.results()
+    []
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    # --- the plan ------------------------------------------------------------------------------------------------
+
+    def join(self, plan: Plan, command: str) -> None:
+        """Make the plan part of this directory's, or raise where the results would not belong together."""
+        mine = _plan_to_dict(plan)
+        there = self.plan_dict()
+        if there is not None:
+            _compare(mine, there, self.path)
+            mine["groups"] = there["groups"] | mine["groups"]
+            mine["runs"] = max(there["runs"], mine["runs"])
+            mine["commands"] = list(dict.fromkeys([*there["commands"], command]))
+        else:
+            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+                raise RunError(f"{self.path} is not empty and holds no plan.json: choose another place with --out")
+            mine["commands"] = [command]
+        try:
+            for folder in ("tune", "runs", "work"):
+                (self.path / folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot make directories in {self.path}: {error.strerror or error}") from error
+        if mine != there:
+            write_atomically(self.path / "plan.json", json.dumps(mine, indent=1) + "\n")
+
+    def plan_dict(self) -> dict[str, Any] | None:
+        """Return the plan of this directory as it is stored, or None where there is none."""
+        file = self.path / "plan.json"
+        if not file.exists():
+            return None
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+            _plan_from_dict(found)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RunError(f"{file} is damaged ({error!r}): restore it, or choose another place with --out") from error
+        return dict(found)
+
+    def plan(self) -> Plan:
+        """Return the plan of this directory: all that was ever asked for here."""
+        found = self.plan_dict()
+        if found is None:
+            raise RunError(
+                f"there are no results in {self.path}: `dropmax reproduce mnist-1k --out {self.path}` makes some"
+            )
+        return _plan_from_dict(found)
+
+    # --- results -------------------------------------------------------------------------------------------------
+
+    def file(self, job: Job) -> Path:
+        """Return where the result of a job is, or will be."""
+        return self.path / f"{job.id}.json"
+
+    def work(self, job: Job) -> Path:
+        """Return where a job trains."""
+        return self.path / "work" / job.id.replace("/", "-")
+
+    def read(self, job: Job) -> dict[str, Any] | None:
+        """Return the result of a job, None where there is none yet; a damaged file raises and is named."""
+        file = self.file(job)
+        if not file.exists():
+            return None
+        result = _read(file)
+        if result["job"] != job.id:
+            raise RunError(f"{file} holds the result of {result['job']!r}: add --repair to do the run again")
+        difference = _difference(_normal(job.recipe.to_dict()), _normal(result["recipe"]))
+        if difference is not None:
+            raise RunError(f"{file} was made with another recipe ({difference}): add --repair to do the run again")
+        return result
+
+    def write(self, job: Job, result: dict[str, Any]) -> None:
+        """Write the result of a job, with a digest of what it says."""
+        write_atomically(self.file(job), json.dumps({**result, "sha256": _digest(result)}, indent=1) + "\n")
+
+    def forget(self, job: Job, *, keep_run: bool = False) -> None:
+        """Delete the scratch directory of a job."""
+        if not keep_run:
+            shutil.rmtree(self.work(job), ignore_errors=True)
+
+    def results(self, kind: str = "runs") -> list[dict[str, Any]]:
+        """Return every result there is, in the order of their names."""
+        return [_read(file) for file in sorted((self.path / kind).glob("*.json"))]
+
+    # --- one at a time -------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[int | None]:
+        """Hold the directory; workers inherit the lock, so that it lasts until the last of them has gone."""
+        try:
+            import fcntl
+        except ImportError:  # Windows
+            yield None
+            return
+        descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            deadline = time.monotonic() + _SECONDS_TO_WAIT_FOR_LOCK
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except OSError as error:
+                    if time.monotonic() > deadline:
+                        raise RunError(
+                            f"another `dropmax reproduce` is at work in {self.path}: wait, or choose another --out"
+                        ) from error
+                    time.sleep(0.2)  # the workers of a driver that was killed take a moment to save and go
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        result = json.loads(file.read_text(encoding="utf-8"))
+        digest = result.pop("sha256")
+        if result["format"] != FORMAT:
+            raise ValueError(f"format {result['format']}, expected {FORMAT}")
+        if digest != _digest(result):
+            raise ValueError("it was changed after it was written")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise RunError(f"{file} is damaged ({reason}): add --repair to do the run again") from error
+    return dict(result)
+
+
+def _digest(result: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(result, sort_keys=True).encode()).hexdigest()
+
+
+def _plan_to_dict(plan: Plan) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "study": plan.is_study,
+        "schedule_scale": plan.schedule_scale,
+        "train_size": plan.train_size,
+        "overrides": plan.overrides,
+        "runs": plan.runs,
+        "groups": {
+            group.key: {
+                "data": group.data,
+                "recipe_name": group.recipe_name,
+                "variant": group.variant,
+                "recipe": _normal(group.recipe.to_dict()),
+                "points": list(group.points),
+            }
+            for group in plan.groups
+        },
+    }
+
+
+def _plan_from_dict(found: dict[str, Any]) -> Plan:
+    groups = [
+        Group(
+            values["data"],
+            values["recipe_name"],
+            values["variant"],
+            recipe_from_dict(values["recipe"], f"plan.json: {key}"),
+            tuple(values["points"]),
+        )
+        for key, values in found["groups"].items()
+    ]
+    return Plan(
+        tuple(groups), found["runs"], found["schedule_scale"], found["train_size"], found["overrides"], found["study"]
+    )
+
+
+def _compare(mine: dict[str, Any], there: dict[str, Any], path: Path) -> None:
+    """Raise where two plans cannot share a directory, naming the first thing that differs."""
+
+    def refuse(what: str) -> None:
+        raise RunError(f"{path} holds results of a different plan: {what}; choose another place with --out")
+
+    for key, option in (
+        ("study", "--study"),
+        ("schedule_scale", "--schedule-scale"),
+        ("train_size", "--train-size"),
+        ("overrides", "--set"),
+    ):
+        difference = _difference(mine[key], there[key])
+        if difference is not None:
+            refuse(f"{option}: {difference}")
+    for key, group in mine["groups"].items():
+        for other in there["groups"].values():
+            if other["data"] == group["data"] and other["recipe_name"] != group["recipe_name"]:
+                refuse(f"--recipe for {group['data']}: {other['recipe_name']!r} there, {group['recipe_name']!r} here")
+        if key not in there["groups"]:
+            continue
+        stored = there["groups"][key]
+        difference = _difference(group["points"], stored["points"])
+        if difference is not None:
+            refuse(f"what is tuned for {key}: {len(stored['points'])} points there, {len(group['points'])} here")
+        difference = _difference(group["recipe"], _normal(stored["recipe"]))
+        if difference is not None:
+            refuse(f"{key}: {difference}")
+
+
+def _difference(mine: Any, there: Any, name: str = "") -> str | None:
+    """Return the first difference of two plain values in words, or None."""
+    if isinstance(mine, dict) and isinstance(there, dict):
+        for key in dict.fromkeys([*mine, *there]):
+            found = _difference(mine.get(key), there.get(key), f"{name}.{key}" if name else key)
+            if found is not None:
+                return found
+        return None
+    if mine == there:
+        return None
+    return f"{name}{' is ' if name else ''}{json.dumps(there)} there and {json.dumps(mine)} here"
+
+
+def _normal(recipe: dict[str, Any]) -> dict[str, Any]:
+    """Return a recipe's tables as JSON knows them, with today's defaults for what an older version did not store."""
+    try:
+        full = recipe_from_dict(recipe, "a stored recipe").to_dict()
+    except DropMaxError:
+        full = recipe
+    return dict(json.loads(json.dumps(full)))
