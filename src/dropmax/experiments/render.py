@@ -103,7 +103,7 @@ def to_csv(table: Table) -> str:
     return text.getvalue()
 
 
-_FIELDS = ("row", "data", "stamp", "mean", "half_width", "runs", "best", "tied", "p_value")
+_FIELDS: tuple[str, ...] = ("row", "data", "stamp", "mean", "half_width", "runs", "best", "tied", "p_value")
 _FIELDS += ("paper_mean", "paper_half_width", "note")
 
 

@@ -157,13 +157,15 @@ class Head(nn.Module):
     ) -> Tensor:
         """Return class probabilities ``(..., K)``, in float32 at least.
 
-        ``mode="mean"`` is ``softmax(forward(features))``; ``"mc"`` averages over ``samples`` masks drawn from
-        p(z | x); ``"exact"`` averages over all of them. A head that draws no masks at test time gives the same
-        answer in every mode.
+        ``mode="mean"`` puts rho in place of the masks (equation 13): ``softmax(forward(features))``, but for
+        sparsemax. ``"mc"`` averages ``samples`` predictions, each with masks drawn from p(z | x) (equation 12), and
+        ``"exact"`` is what that converges to, the sum over all 2^K masks (:func:`dropmax.exact.predictive`); a mask
+        that drops every class leaves plain softmax, the limit of the paper's epsilon. A head that draws no masks at
+        test time gives the same answer in every mode.
         """
         check_choice("mode", mode, MODES)
         check_count("samples", samples)
-        return _wide(self(features)).softmax(-1)
+        return self._probabilities(features, mode, samples, generator)
 
     def retain_probs(self, features: Tensor) -> Tensor:
         """Return rho(x), the probability ``(..., K)`` that each class is retained; ones where there are no masks."""
@@ -228,6 +230,10 @@ class Head(nn.Module):
     def _terms(self, rows: Tensor, target: Tensor, noise: Tensor) -> dict[str, Tensor]:
         """Return each term of the objective for each row; ``noise`` is empty where the head asked for none."""
         return {"cross_entropy": self._cross_entropy(self.classifier(rows), target)}
+
+    def _probabilities(self, features: Tensor, mode: str, samples: int, generator: torch.Generator | None) -> Tensor:
+        """Return what :meth:`predict_proba` returns, its options having been checked."""
+        return _wide(self(features)).softmax(-1)
 
     def _coefficients(self) -> dict[str, float]:
         """Return the weight of each term in the total."""

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from dropmax import exact
-from dropmax.checks import check_choice, check_count, check_features, check_positive, check_probability
+from dropmax.checks import check_count, check_features, check_positive, check_probability
 from dropmax.functional import _wide, mean_logits
-from dropmax.heads.base import MODES, Head, SharedOptions
+from dropmax.heads.base import Head, SharedOptions
 from dropmax.objective import sampled_nll
 
 if TYPE_CHECKING:
@@ -70,26 +70,10 @@ class MaskedHead(Head):
         check_features(features, self.in_features)
         return mean_logits(self.classifier(features), self.retain(features))
 
-    def predict_proba(
-        self,
-        features: Tensor,
-        mode: str = "mean",
-        *,
-        samples: int = 100,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """Return class probabilities ``(..., K)``, in float32 at least.
-
-        ``"mean"`` puts rho in place of the mask (equation 13). ``"mc"`` averages ``samples`` predictions, each with
-        a mask drawn from p(z | x) (equation 12). ``"exact"`` is what that converges to, the sum over all 2^K masks
-        (:func:`dropmax.exact.predictive`). A mask that drops every class leaves plain softmax, the limit of the
-        paper's epsilon.
-        """
-        check_choice("mode", mode, MODES)
-        check_count("samples", samples)
-        check_features(features, self.in_features)
+    def _probabilities(self, features: Tensor, mode: str, samples: int, generator: torch.Generator | None) -> Tensor:
         if mode == "mean":
-            return _wide(self(features)).softmax(-1)
+            return super()._probabilities(features, mode, samples, generator)
+        check_features(features, self.in_features)
         o, a = _wide(self.classifier(features)), _wide(self.retain(features))
         return monte_carlo(o, a, samples, generator) if mode == "mc" else exact.predictive(o, a)
 

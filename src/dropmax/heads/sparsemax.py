@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dropmax.checks import check_choice, check_count
 from dropmax.functional import sparsemax, sparsemax_loss
-from dropmax.heads.base import MODES, Head
+from dropmax.heads.base import Head
 
 
 class Sparsemax(Head):
@@ -28,15 +27,5 @@ class Sparsemax(Head):
         # It stands where the cross entropy of the other heads stands, so that logs line up.
         return {"cross_entropy": self._class_weighted(loss, target)}
 
-    def predict_proba(
-        self,
-        features: Tensor,
-        mode: str = "mean",
-        *,
-        samples: int = 100,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """Return ``sparsemax(forward(features))``; there are no masks, so every mode gives the same."""
-        check_choice("mode", mode, MODES)
-        check_count("samples", samples)
+    def _probabilities(self, features: Tensor, mode: str, samples: int, generator: torch.Generator | None) -> Tensor:
         return sparsemax(self(features))
