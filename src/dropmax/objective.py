@@ -2,8 +2,8 @@
 
 Autograd through the plain functions stores some thirty arrays of size batch x classes. Here the derivatives are written
 out by hand, nothing but the masks is stored, and the rows are walked in blocks small enough that temporary arrays stay
-in the processor's cache. A compiler fuses the plain functions by itself, and ``torch.func`` transforms them, so there,
-and where somebody will differentiate twice, they are used instead.
+in the processor's cache. A compiler gets the same derivatives as plain expressions, which it fuses without blocks. The
+plain functions are used where ``torch.func`` transforms them, and where somebody will differentiate twice.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dropmax.checks import is_traced
-from dropmax.functional import auxiliary, log_relaxed_mask, mask_entropy, mask_kl, masked_nll
+from dropmax.checks import is_transformed
+from dropmax.functional import auxiliary, log_relaxed_mask, logistic, mask_entropy, mask_kl, masked_nll
 
 __all__ = ["Regularisers", "regularisers", "sampled_nll"]
 
@@ -63,8 +63,9 @@ def sampled_nll(
     True
     """
     one_mask = uniform.dim() == o.dim()
-    if one_mask and not label_smoothing and epsilon >= _LEAST_EPSILON and not is_traced(o):
-        nll: Tensor = _SampledNLL.apply(o, mask_logits, uniform, target, temperature, epsilon)  # type: ignore[no-untyped-call]
+    if one_mask and not label_smoothing and epsilon >= _LEAST_EPSILON and not is_transformed(o):
+        function = _CompiledNLL if torch.compiler.is_compiling() else _SampledNLL
+        nll: Tensor = function.apply(o, mask_logits, uniform, target, temperature, epsilon)  # type: ignore[no-untyped-call]
         return nll if class_weight is None else nll * class_weight.to(nll.dtype)[target]
     log_mask = log_relaxed_mask(mask_logits, uniform, temperature)
     return masked_nll(o, log_mask, target, epsilon=epsilon, label_smoothing=label_smoothing, class_weight=class_weight)
@@ -84,9 +85,10 @@ def regularisers(
     >>> {name: round(float(x), 4) for name, x in regularisers(a, a, r, torch.tensor([1]))._asdict().items()}
     {'kl': 0.6931, 'entropy': 2.7726, 'auxiliary': 2.7726}
     """
-    if is_traced(a):
+    if is_transformed(a):
         return _plain_regularisers(a, stopped, r, target, prior_correction)
-    return Regularisers(*_FusedRegularisers.apply(a, stopped, r, target, prior_correction))  # type: ignore[no-untyped-call]
+    function = _CompiledRegularisers if torch.compiler.is_compiling() else _FusedRegularisers
+    return Regularisers(*function.apply(a, stopped, r, target, prior_correction))  # type: ignore[no-untyped-call]
 
 
 def _plain_nll(
@@ -200,6 +202,67 @@ class _FusedRegularisers(torch.autograd.Function):
             rho.sub_(g.scatter_(-1, t, 1.0)).mul_(w_kl)
             torch.addcmul(rho, spread, w_entropy, value=-1, out=grad_a[rows])
         return grad_a, grad_stopped, grad_r, None, None
+
+
+class _CompiledNLL(torch.autograd.Function):
+    """:class:`_SampledNLL` for a compiler: no blocks, nothing in place, a comparison where the other scatters."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, o: Tensor, b: Tensor, uniform: Tensor, target: Tensor, temperature: float, epsilon: float
+    ) -> Tensor:
+        is_target = _is_target(o, target)
+        mask = torch.where(is_target, 1.0, ((b + logistic(uniform)) / temperature).sigmoid())
+        highest = o.amax(-1, keepdim=True)
+        log_normaliser = ((o - highest).exp() * (mask + epsilon)).sum(-1).log() + highest.squeeze(-1)
+        ctx.save_for_backward(o, target, mask, log_normaliser)
+        ctx.options = temperature, epsilon
+        return log_normaliser - torch.where(is_target, o, 0.0).sum(-1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        o, target, mask, log_normaliser = ctx.saved_tensors
+        temperature, epsilon = ctx.options
+        weight = gradient.unsqueeze(-1)
+        unmasked = (o - log_normaliser.unsqueeze(-1)).exp() * weight
+        grad_o = unmasked * (mask + epsilon) - torch.where(_is_target(o, target), weight, 0.0)
+        grad_b = unmasked * mask * (1 - mask) / temperature if ctx.needs_input_grad[1] else None
+        return grad_o, grad_b, None, None, None, None
+
+
+class _CompiledRegularisers(torch.autograd.Function):
+    """:class:`_FusedRegularisers` for a compiler."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, a: Tensor, stopped: Tensor, r: Tensor, target: Tensor, prior_correction: bool
+    ) -> tuple[Tensor, ...]:
+        shift = _base_rate(a, prior_correction)
+        is_target = _is_target(a, target)
+        b = stopped + r
+        size, c = a.abs(), (-a.abs()).exp().log1p()
+        entropy = size * (-size).sigmoid() + c
+        rivals = c - (-b.abs()).exp().log1p() + b.clamp(max=0) - a.clamp(max=0) - (-b).sigmoid() * r
+        kl = torch.where(is_target, c - a.clamp(max=0), rivals)
+        auxiliary = F.softplus(r - shift) - torch.where(is_target, r - shift, 0.0)
+        ctx.save_for_backward(a, stopped, r, target)
+        ctx.shift = shift
+        return kl.sum(-1), entropy.sum(-1), auxiliary.sum(-1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        a, stopped, r, target = ctx.saved_tensors
+        w_kl, w_entropy, w_auxiliary = (gradient.unsqueeze(-1) for gradient in gradients)
+        is_target = _is_target(a, target)
+        g, rho = (stopped + r).sigmoid(), a.sigmoid()
+        grad_a = (rho - torch.where(is_target, 1.0, g)) * w_kl - rho * (1 - rho) * a * w_entropy
+        grad_b = torch.where(is_target, 0.0, g * (1 - g) * r * w_kl)
+        grad_r = grad_b + ((r - ctx.shift).sigmoid() - is_target.to(r.dtype)) * w_auxiliary
+        return grad_a, grad_b if ctx.needs_input_grad[1] else None, grad_r, None, None
+
+
+def _is_target(x: Tensor, target: Tensor) -> Tensor:
+    return torch.arange(x.shape[-1], device=x.device) == target.unsqueeze(-1)
 
 
 def _by_autograd(

@@ -121,7 +121,7 @@ def test_which_parameters_learn_from_which_term(
 ) -> None:
     head = DropMax(6, 5, stop_gradient=stop_gradient, dtype=F64)
     if not fused:
-        monkeypatch.setattr(objective, "is_traced", lambda x: True)
+        monkeypatch.setattr(objective, "is_transformed", lambda x: True)
     features, target = batch()
     reached = {
         term: gradients(head, term, features, target) for term in ("cross_entropy", "kl", "entropy", "auxiliary")
