@@ -186,7 +186,7 @@ def test_demo(tmp_path: Path, dropmax: Run) -> None:
         assert picture.width > 1000
     started = time.monotonic()
     again = json.loads(dropmax("demo", "--quick", "--json", cwd=tmp_path).stdout)
-    assert again["epochs"] == 20
+    assert again["epochs"] == 10
     assert set(again["test"]) == {"softmax", "dropmax"}
     assert again["seconds"] < time.monotonic() - started
 

@@ -206,11 +206,13 @@ def test_every_option_trains_and_resumes_to_the_same_bytes(overrides: dict[str, 
 
 
 def test_compiled_training_agrees_with_eager(tmp_path: Path) -> None:
+    # softmax, which draws no masks: compiled code has random numbers of its own
     eager, compiled = (
-        train(small(training__epochs=1, training__compile=c), tmp_path / str(c), quiet=True) for c in (False, True)
+        train(small(head__name="softmax", training__epochs=1, training__compile=c), tmp_path / str(c), quiet=True)
+        for c in (False, True)
     )
     for name, value in eager.metrics()[0]["train"].items():
-        assert compiled.metrics()[0]["train"][name] == pytest.approx(value, rel=1e-2, abs=1e-2)
+        assert compiled.metrics()[0]["train"][name] == pytest.approx(value, rel=1e-3)
 
 
 def test_nothing_is_overwritten_without_force(finished: Path, tmp_path: Path) -> None:

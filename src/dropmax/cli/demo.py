@@ -21,11 +21,11 @@ HEADS = ("softmax", "dropmax")
 def demo(
     out: Annotated[Path, typer.Option(help="Directory for the two runs and the picture.")] = Path("demo"),
     seed: Annotated[int, typer.Option(help="Decides which digits are trained on, weights and noise.")] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="20 epochs instead of 200: a smoke test.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="10 epochs instead of 200: a smoke test.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train softmax and DropMax on 1,000 real digits, compare them on 10,000, and draw what DropMax sees."""
-    epochs = 20 if quick else 200
+    epochs = 10 if quick else 200
     runs = {head: out / f"{head}-{seed}{'-quick' if quick else ''}" for head in HEADS}
     print(
         f"Training softmax and DropMax on 1,000 MNIST digits, {epochs} epochs each, side by side.",

@@ -16,6 +16,7 @@ __all__ = ["draw_demo", "hardest_of_each_class"]
 def hardest_of_each_class(outputs: Outputs) -> list[int]:
     """Return, for each class, the example whose truth the model finds least likely.
 
+    >>> import torch
     >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])
     >>> hardest_of_each_class(Outputs(probs, torch.ones_like(probs), torch.tensor([0, 1, 0])))
     [2, 1]
