@@ -76,8 +76,8 @@ def reproduce(
     _report(store, failed, as_json)
     if failed:
         name, reason = next(iter(failed.items()))
-        more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
-        print(f"dropmax: {len(failed)} runs failed: {name} ({reason}){more}; --repair tries again", file=sys.stderr)
+        names = ", ".join([f"{name} ({reason})", *list(failed)[1:]])
+        print(f"dropmax: failed: {names}; --repair tries again", file=sys.stderr)
         raise typer.Exit(1)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import socket
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,9 @@ class Cluster:
         self.ray = ray
         if not ray.is_initialized():
             try:
+                _knock(address)
                 ray.init(address=address, log_to_driver=False, logging_level="error")
-            except (ConnectionError, ValueError, RuntimeError) as error:
+            except (OSError, ValueError, RuntimeError) as error:
                 raise RunError(
                     f"cannot reach a Ray cluster at {address!r} ({str(error).splitlines()[0]}): start one with "
                     "`ray start --head`, or name its --address"
@@ -91,6 +93,13 @@ class Cluster:
         if "stop" in answer:
             raise RunError(answer["stop"])
         return dict(answer["result"])
+
+
+def _knock(address: str) -> None:
+    """Try the port first: Ray itself waits for minutes where nobody answers."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def _task(job: str, options: dict[str, Any]) -> str:

@@ -26,6 +26,10 @@ class Progress:
         estimates: seconds a run of each group is expected to take, by its key.
         workers: how many runs go on side by side.
         quiet: say nothing.
+
+    >>> with Progress({}, workers=2, quiet=True) as progress:
+    ...     progress.workers
+    2
     """
 
     def __init__(self, estimates: dict[str, float], workers: int, *, quiet: bool = False) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from dropmax.errors import DataError, InvalidValue, did_you_mean
 from dropmax.experiments.cluster import Cluster
 from dropmax.experiments.estimate import estimate_seconds
 from dropmax.experiments.local import default_workers, run_locally
-from dropmax.experiments.plan import Group, Plan
+from dropmax.experiments.plan import TUNING_SEED, Plan
 from dropmax.experiments.progress import Progress, spell_seconds
 from dropmax.experiments.schedule import Schedule
 from dropmax.experiments.store import Store
@@ -25,7 +26,11 @@ ENGINES = ("local", "ray")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a plan."""
+    """What came of a plan.
+
+    >>> Outcome(done=5, found=2, failed={}).done
+    5
+    """
 
     done: int  #: runs with numbers
     found: int  #: of these and the failed, how many were there before
@@ -61,58 +66,53 @@ def reproduce(
         )
     _check_modes(modes)
     store = Store(out)
+    store.check(plan)
     command = command or " ".join(["dropmax", *sys.argv[1:]])
-    store.join(plan, command)
+    stamps = {"schedule_scale": plan.schedule_scale, "train_size": plan.train_size}
     with store.locked() as lock:
-        stamps = {"schedule_scale": plan.schedule_scale, "train_size": plan.train_size}
-
-        def tables(group: Group) -> None:
-            write_tables(store)
-
-        schedule = Schedule(plan, store, repair=repair, on_group_done=tables, keep_runs=keep_runs, stamps=stamps)
+        schedule = Schedule(
+            plan,
+            store,
+            repair=repair,
+            keep_runs=keep_runs,
+            stamps=stamps,
+            on_group_done=lambda group: write_tables(store),
+        )
         if schedule.left:
+            cluster = Cluster(address) if engine == "ray" else None
+            number = workers or (cluster.size() if cluster is not None else default_workers())
+            estimates = _estimates(schedule, data_dir, engine)
+            store.join(plan, command)  # only now: a mistake in the plan leaves nothing behind
+            if not quiet:
+                _announce(schedule, estimates, number, engine)
             options: dict[str, Any] = {
-                "data_dir": None if data_dir is None else str(data_dir),
+                "data_dir": None if data_dir is None else str(Path(data_dir).expanduser().absolute()),
                 "modes": None if modes is None else list(modes),
                 "command": command,
                 "stamps": stamps,
             }
-            _run(schedule, engine, address, workers, options, lock, quiet)
+            with Progress(estimates, number, quiet=quiet) as progress, _interruptible(schedule):
+                if cluster is not None:
+                    cluster.run(schedule, progress, workers=workers, options=options)
+                else:
+                    run_locally(schedule, progress, workers=number, options=options, lock=lock)
         write_tables(store)
     failed = schedule.failed()
     return Outcome(len(schedule.results) - len(failed), schedule.found, failed)
 
 
-def _run(
-    schedule: Schedule,
-    engine: str,
-    address: str,
-    workers: int,
-    options: dict[str, Any],
-    lock: int | None,
-    quiet: bool,
-) -> None:
-    plan = schedule.plan
-    cluster = Cluster(address) if engine == "ray" else None
-    number = workers or (cluster.size() if cluster is not None else default_workers())
-    estimates = _estimates(schedule, options["data_dir"], engine)
-    if not quiet:
-        _say(schedule, estimates, number, engine)
-    with Progress(estimates, number, quiet=quiet) as progress:
-        try:
-            if cluster is not None:
-                cluster.run(schedule, progress, workers=workers, options=options)
-            else:
-                run_locally(schedule, progress, workers=number, options=options, lock=lock)
-        except KeyboardInterrupt:
-            from dropmax.training import Interrupted
+@contextlib.contextmanager
+def _interruptible(schedule: Schedule) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        from dropmax.training import Interrupted
 
-            raise Interrupted(
-                f"stopped with {len(schedule.results)} of {plan.count} runs done; the same command goes on from here"
-            ) from None
+        done = f"{len(schedule.results)} of {schedule.plan.count} runs done"
+        raise Interrupted(f"stopped with {done}; the same command goes on from here") from None
 
 
-def _estimates(schedule: Schedule, data_dir: str | None, engine: str) -> dict[str, float]:
+def _estimates(schedule: Schedule, data_dir: Path | str | None, engine: str) -> dict[str, float]:
     """Measure; this is also where data that is not there and options no head has are found out, before any work."""
     try:
         return estimate_seconds(schedule.plan, data_dir)
@@ -122,12 +122,15 @@ def _estimates(schedule: Schedule, data_dir: str | None, engine: str) -> dict[st
         raise
 
 
-def _say(schedule: Schedule, estimates: dict[str, float], workers: int, engine: str) -> None:
+def _announce(schedule: Schedule, estimates: dict[str, float], workers: int, engine: str) -> None:
     plan = schedule.plan
     tuning, runs = sum(len(group.points) for group in plan.groups), plan.runs * len(plan.groups)
+    variants, columns = {group.variant for group in plan.groups}, {group.data for group in plan.groups}
     print(
-        f"Plan: {len(plan.groups)} rows x columns, {tuning} tuning runs (seed 1000, hold-out set) + {runs} runs "
-        f"(seeds 0 to {plan.runs - 1}); {len(schedule.results)} are done.",
+        f"Plan: {len(variants)} {'variants' if plan.is_study else 'heads'} on {', '.join(sorted(columns))}: "
+        + (f"{tuning} tuning runs (seed {TUNING_SEED}, hold-out set) and " if tuning else "")
+        + f"{runs} runs (seeds 0 to {plan.runs - 1}); "
+        f"{len(schedule.results)} are done.",
         file=sys.stderr,
     )
     for group in plan.groups:

@@ -18,6 +18,12 @@ class Schedule:
     """The jobs of a plan that are not done yet, handed out as they become ready.
 
     Runs go before the grids of later heads, so that rows of the table are finished one after the other.
+
+    >>> import tempfile
+    >>> from dropmax.experiments.plan import plan_table
+    >>> schedule = Schedule(plan_table(["mnist-1k"], heads=["softmax"]), Store(tempfile.mkdtemp()))
+    >>> schedule.left, schedule.next().kind
+    (17, 'tune')
     """
 
     def __init__(
@@ -26,7 +32,7 @@ class Schedule:
         store: Store,
         *,
         repair: bool = False,
-        on_group_done: Callable[[Group], None] = lambda group: None,
+        on_group_done: Callable[[Group], object] = lambda group: None,
         keep_runs: bool = False,
         stamps: dict[str, Any] | None = None,
     ) -> None:

@@ -45,19 +45,26 @@ class Store:
 
     # --- the plan ------------------------------------------------------------------------------------------------
 
-    def join(self, plan: Plan, command: str) -> None:
-        """Make the plan part of this directory's, or raise where the results would not belong together."""
-        mine = _plan_to_dict(plan)
+    def check(self, plan: Plan) -> None:
+        """Raise where the results of a plan would not belong with those that are here; change nothing."""
+        if self.path.exists() and not self.path.is_dir():
+            raise RunError(f"{self.path} is not a directory: choose another place with --out")
         there = self.plan_dict()
         if there is not None:
-            _compare(mine, there, self.path)
+            if self._has_results():
+                _compare(_plan_to_dict(plan), there, self.path)
+        elif self.path.exists() and any(path.name != ".lock" for path in self.path.iterdir()):
+            raise RunError(f"{self.path} is not empty and holds no plan.json: choose another place with --out")
+
+    def join(self, plan: Plan, command: str) -> None:
+        """Make the plan part of this directory's; one of which nothing was done yet is replaced."""
+        self.check(plan)
+        mine = {**_plan_to_dict(plan), "commands": [command]}
+        there = self.plan_dict()
+        if there is not None and self._has_results():
             mine["groups"] = there["groups"] | mine["groups"]
             mine["runs"] = max(there["runs"], mine["runs"])
             mine["commands"] = list(dict.fromkeys([*there["commands"], command]))
-        else:
-            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-                raise RunError(f"{self.path} is not empty and holds no plan.json: choose another place with --out")
-            mine["commands"] = [command]
         try:
             for folder in ("tune", "runs", "work"):
                 (self.path / folder).mkdir(parents=True, exist_ok=True)
@@ -65,6 +72,9 @@ class Store:
             raise RunError(f"cannot make directories in {self.path}: {error.strerror or error}") from error
         if mine != there:
             write_atomically(self.path / "plan.json", json.dumps(mine, indent=1) + "\n")
+
+    def _has_results(self) -> bool:
+        return any(True for kind in ("tune", "runs") for _ in (self.path / kind).glob("*.json"))
 
     def plan_dict(self) -> dict[str, Any] | None:
         """Return the plan of this directory as it is stored, or None where there is none."""
@@ -133,7 +143,11 @@ class Store:
         except ImportError:  # Windows
             yield None
             return
-        descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise RunError(f"cannot write in {self.path}: {error.strerror or error}") from error
         try:
             deadline = time.monotonic() + _SECONDS_TO_WAIT_FOR_LOCK
             while True:

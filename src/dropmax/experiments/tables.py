@@ -27,7 +27,12 @@ LEVEL = 0.05
 
 @dataclass(frozen=True)
 class Cell:
-    """One head on one data set."""
+    """One head on one data set.
+
+    >>> cell = Cell(values={0: 2.0, 1: 4.0})
+    >>> cell.mean, round(cell.half_width, 2)
+    (3.0, 12.71)
+    """
 
     values: dict[int, float] = field(default_factory=dict)  #: by seed, in the units shown
     note: str = ""  #: why there are no numbers, or fewer than planned
@@ -49,7 +54,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """A data set, and what its numbers have to be read with."""
+    """A data set, and what its numbers have to be read with.
+
+    >>> Column("mnist-1k", "MNIST-1K", "released, schedule x0.1").title
+    'MNIST-1K'
+    """
 
     data: str
     title: str
@@ -58,7 +67,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A metric of every row and column."""
+    """A metric of every row and column; :func:`make_table` makes one, :mod:`dropmax.experiments.render` writes it."""
 
     title: str
     metric: str
@@ -86,7 +95,16 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def make_table(store: Store, metric: str = "error", *, mode: str = "mean") -> Table:
-    """Make the table of a metric from the results in a directory, for one way of prediction."""
+    """Make the table of a metric from the results in a directory, for one way of prediction.
+
+    >>> import tempfile
+    >>> from dropmax.experiments import plan_table
+    >>> store = Store(tempfile.mkdtemp())
+    >>> store.join(plan_table(["mnist-1k"]), "a doctest")
+    >>> table = make_table(store)
+    >>> table.cells["dropmax", "mnist-1k"].note, table.cells["dropmax", "awa"].note
+    ('not run yet', 'images withdrawn')
+    """
     plan, results = store.plan(), store.results()
     name, factor, _, _ = METRICS[metric]
     planned = {(group.variant, group.data): group for group in plan.groups}
@@ -195,7 +213,15 @@ def _provenance(store: Store, results: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def write_tables(store: Store) -> list[str]:
-    """Write the tables of every metric in every format; return the names of the files."""
+    """Write the tables of every metric in every format; return the names of the files.
+
+    >>> import tempfile
+    >>> from dropmax.experiments import plan_table
+    >>> store = Store(tempfile.mkdtemp())
+    >>> store.join(plan_table(["mnist-1k"]), "a doctest")
+    >>> write_tables(store)[:4]
+    ['table.md', 'table.tex', 'table.html', 'table.csv']
+    """
     from dropmax.experiments.render import FORMATS
 
     written = []

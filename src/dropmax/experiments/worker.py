@@ -88,7 +88,13 @@ def run_job(
 
 
 def failure(job: Job, reason: str, stamps: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the result of a job that could not be done."""
+    """Return the result of a job that could not be done.
+
+    >>> from dropmax.experiments.plan import plan_table
+    >>> job = plan_table(["mnist-1k"], heads=["softmax"]).groups[0].run_jobs({}, 1)[0]
+    >>> failure(job, "its process died")["status"]
+    'failed'
+    """
     about = {"format": FORMAT, "job": job.id, "status": "failed", "reason": reason, "group": job.group}
     about |= {"kind": job.kind, "seed": job.seed, "point": job.point, **(stamps or {}), "recipe": job.recipe.to_dict()}
     return about
