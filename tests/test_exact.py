@@ -6,6 +6,7 @@ import itertools
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import mpmath
 import pytest
@@ -144,6 +145,7 @@ CORNERS = {
     "huge gaps": ([1e4, 5e3, 1.0, 0.0, -1e4], [2.0, -3.0, 1.0, 0.0, 5.0]),
     "huge gaps, all kept": ([1e4, 5e3, 1.0, 0.0, -1e4], [20.0] * 5),
     "huge gaps, far from zero": ([-9e3, -9e3 + 0.5, -1.9e4, -1.9e4 + 0.25, -1.9e4], [-15.0, -16.0, 1.0, 2.0, 0.0]),
+    "gaps of half a million": ([5e5, 0.0, -1.0, -2.0, -5e5], [1.0, 0.0, 2.0, -1.0, 3.0]),
     "saturated retain logits": ([5.0, 3.0, 0.0, -1.0, -400.0], [1e3, -1e3, 0.0, 1e3, 1.0]),
     "saturated, as far as the gap is wide": ([1e3, 0.0, -1.0, -2.0, -3e3], [1e3, 0.0, -2.0, 1.0, 0.0]),
     "saturated, and only then a gap": ([700.0, 300.0, 0.0, -1.0, -2.0], [100.0, 150.0, 0.0, 80.0, -90.0]),
@@ -323,6 +325,18 @@ def test_everything_is_finite(dtype: torch.dtype, seed: int, scale: float) -> No
             assert bool(gradient.isfinite().all())
 
 
+def test_a_row_of_nan_stays_alone() -> None:
+    logits, retain_logits, target = draw(6, (4, 6), 200.0, 50.0, torch.float32)
+    for spoilt in (logits, retain_logits):
+        for function, _ in all_functions(target):
+            expected = function(logits, retain_logits)
+            number, spoilt[1, 2] = spoilt[1, 2].clone(), torch.nan
+            value = function(logits, retain_logits)
+            spoilt[1, 2] = number
+            assert bool(value[1].isnan().any())
+            torch.testing.assert_close(value[[0, 2, 3]], expected[[0, 2, 3]], rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize("index", range(5))
 def test_only_one_of_the_inputs_needs_a_gradient(index: int) -> None:
     logits, retain_logits, target = draw(7, (3, 4), 3.0, 2.0, torch.float64)
@@ -437,6 +451,20 @@ def test_autocast_and_inference_mode_change_nothing() -> None:
         torch.testing.assert_close(function(logits, retain_logits), expected, rtol=0, atol=0)
 
 
+def test_work_memory_survives_inference_mode() -> None:
+    """Tensors made in inference mode may not be written to outside; every thread makes its own when it starts."""
+    logits, retain_logits, _ = draw(12, (3, 6), 5.0, 3.0, torch.float32)
+
+    def first_inside_then_outside() -> Tensor:
+        with torch.inference_mode():
+            exact.predictive(logits, retain_logits)
+        return exact.predictive(logits, retain_logits)
+
+    with ThreadPoolExecutor(1) as fresh_thread:
+        value = fresh_thread.submit(first_inside_then_outside).result()
+    torch.testing.assert_close(value, exact.predictive(logits, retain_logits), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("index", range(5))
 def test_rows_in_any_order_and_any_strides(index: int) -> None:
     """Rows are worked on in chunks that share their last node: that must not show."""
@@ -519,6 +547,7 @@ GOOD, LABELS = torch.zeros(2, 3), torch.tensor([0, 2])
         (lambda: exact.expected_nll(GOOD, GOOD, torch.tensor([0])), InvalidValue, r"target has shape \(1,\).*\(2,\)"),
         (lambda: exact.predictive(GOOD, GOOD, step=0.0), InvalidValue, r"step.*above 0, got 0\.0"),
         (lambda: exact.expected_nll(GOOD, GOOD, LABELS, step=-0.5), InvalidValue, r"step.*above 0, got -0\.5"),
+        (lambda: exact.predictive(GOOD, GOOD, step=3.0), InvalidValue, r"step must lie between 0\.01 and 1, got 3\.0"),
         (lambda: exact.predictive(GOOD, GOOD, step="fine"), InvalidType, r"step must be a number, got 'fine'"),
     ],
 )

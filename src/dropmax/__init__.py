@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dropmax import functional
+    from dropmax import exact, functional
     from dropmax.classifier import Classifier, replace_head
     from dropmax.errors import DropMaxError
     from dropmax.heads import (
@@ -43,6 +43,7 @@ __all__ = [
     "SampledSoftmax",
     "Softmax",
     "Sparsemax",
+    "exact",
     "functional",
     "make_head",
     "replace_head",
@@ -52,8 +53,8 @@ _MODULES = {"Classifier": "classifier", "replace_head": "classifier", "DropMaxEr
 
 
 def __getattr__(name: str) -> Any:
-    if name == "functional":
-        return import_module("dropmax.functional")
+    if name in ("exact", "functional"):
+        return import_module(f"dropmax.{name}")
     if name in __all__:
         return getattr(import_module(f"dropmax.{_MODULES.get(name, 'heads')}"), name)
     raise AttributeError(f"module 'dropmax' has no attribute {name!r}")

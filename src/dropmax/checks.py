@@ -77,7 +77,7 @@ def check_target(
         raise InvalidType(f"target must hold integer class indices, got {target.dtype}{hint}")
     if tuple(target.shape) != tuple(batch_shape):
         raise InvalidValue(
-            f"target has shape {tuple(target.shape)}, but the features ask for one label per row, "
+            f"target has shape {tuple(target.shape)}, but the batch asks for one label a row, "
             f"shape {tuple(batch_shape)}"
         )
     if values_are_readable(target) and target.numel():

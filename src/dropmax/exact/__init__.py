@@ -135,6 +135,8 @@ def _same_shape_and_dtype(logits: Tensor, mask_logits: Tensor, name: str, step: 
         )
     if step is not None:
         check_positive("step", step)
+        if not 0.01 <= step <= 1:
+            raise InvalidValue(f"step must lie between 0.01 and 1, got {step!r}: the default suits the dtype")
     dtype = torch.promote_types(logits.dtype, mask_logits.dtype)
     if dtype != torch.float64:
         dtype = torch.float32

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import logsigmoid, pad
 
 from dropmax.exact.quadrature import Block, Walk
 
@@ -42,11 +42,11 @@ def moments(logits: Tensor, retain_logits: Tensor, order: int, step: float | Non
         for block in walk.blocks(rows):
             product = block.log_product.exp()
             node = without_underflow(product * block.weight)
-            factor = block.w
+            scale = block.w
             for result in results:
                 node = node * block.s
-                result[rows].addcmul_(weighted(node, block.kept), factor)
-                factor = factor * block.w
+                result[rows].addcmul_(weighted(node, block.kept), scale)
+                scale = scale * block.w
             # The integrals further right add up to exactly F(s) - P(z = 0) over the classes.
             if bool((product[:, -1:] - none[rows]).amax() < walk.rule.tolerance):
                 break
@@ -123,7 +123,7 @@ def expected_nll(
         position, weight = walk.nodes(rows)
         stretch = walk.stretch(rows, position)
         if stretch is not None:  # the integrand is constant in a gap: the next node takes the part that was cut out
-            weight = weight + torch.nn.functional.pad(stretch.diff(dim=-1), (1, 0))
+            weight = weight + pad(stretch.diff(dim=-1), (1, 0))
         seen = 0
         for block in walk.blocks(rows):
             here = slice(seen, seen + len(block.s))

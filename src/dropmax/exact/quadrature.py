@@ -23,11 +23,11 @@ from torch.nn.functional import pad
 
 BLOCK_ELEMENTS = 3 << 16  # of one (rows, nodes, classes) work tensor: four of them about fill a processor's cache
 BLOCK_ELEMENTS_GPU = 1 << 23
-FIRST_NODES, NEXT_NODES = 12, 6  # of a block, unless it is small: F has often died out after the first twelve
+FIRST_NODES, NEXT_NODES = 11, 6  # of a block, unless it is small: F has often died out after the first eleven
 BLOCK_WIDTH = 16.0  # in u, see LARGEST_LOG_W
 
-WIDEST_GAP = 48.0  # neighbouring logits further apart are moved to this distance, and what is between them is skipped:
-AFTER_GAP = 12.0  # in u: this far behind a class its factor has settled (x > 1e5), 36 before the next: exp(-36) is 0
+WIDEST_GAP = 48.0  # neighbouring logits further apart than this are moved to this distance; between them u jumps ...
+AFTER_GAP = 12.0  # ... this far behind the upper class, which has settled (x > 1e5), and 36 before the lower begins
 WIDEST_SPREAD = float(1 << 20)  # a class further below the top one than this (or at -inf) is put here
 
 # A factor settles soon after x = 1. Where it has, two limits keep the arithmetic fast and finite: exp is a hundred
@@ -125,7 +125,7 @@ class Walk:
         self.top = (logits - largest).exp_().sum(-1, keepdim=True).log_().add_(largest).ceil_()
         self.shift = self.top
         self.cuts: Tensor | None = None
-        self.spread = self.top - lowest
+        self.spread = finite(self.top - lowest)
         self.widest = float(self.spread.amax()) if len(logits) else 0.0
         if self.widest > 2 * WIDEST_GAP:
             self._cut_gaps(largest)
@@ -133,7 +133,7 @@ class Walk:
         # The floor keeps every factor positive. It is far too small to be seen in F, but not in log F.
         self.retain = torch.sigmoid(retain_logits)
         self.drop = torch.neg(retain_logits).sigmoid_().clamp_min_(1e-30)
-        self.below_floor = bool(len(logits)) and float(retain_logits.amax()) > 40
+        self.below_floor = bool(len(logits)) and not float(retain_logits.amax()) <= 40
         if target is not None:
             self.target = target[:, None]
             self.retain.scatter_(-1, self.target, 0.0)
@@ -146,7 +146,7 @@ class Walk:
         cut = (ordered[:, :-1] - ordered[:, 1:] - WIDEST_GAP).floor().clamp_min(0)
         self.cuts = pad(cut.cumsum(-1), (1, 0))
         self.shift = self.top - torch.zeros_like(self.logits).scatter(-1, order, self.cuts)
-        self.spread = (self.shift - self.logits).amax(-1, keepdim=True)
+        self.spread = finite((self.shift - self.logits).amax(-1, keepdim=True))
         self.widest = float(self.spread.amax())
         self.cut_positions = self.top - (ordered[:, :-1] + self.cuts[:, :-1]) + AFTER_GAP
 
@@ -216,8 +216,9 @@ class Walk:
         return self.cuts[rows].gather(-1, before)
 
     def of_target(self, values: Tensor, rows: slice) -> Tensor:
-        """Pick the target's entry of per-class values, (R, 1)."""
-        return values.expand_as(self.logits)[rows].gather(-1, self.target[rows])
+        """Pick the target's entry of values (rows, K), or of values (rows, 1) that all classes share: (R, 1)."""
+        values = values[rows]
+        return values if values.shape[-1] == 1 else values.gather(-1, self.target[rows])
 
     def target_log_x(self, rows: slice, shift: Tensor, origin: float, position: Tensor) -> Tensor:
         """Return o_t - shift + position, (R, n), rounded little where it is small: ``shift`` - ``origin`` is exact."""
@@ -227,6 +228,11 @@ class Walk:
         """Return x_t = s w_t at the given log s, (R, n)."""
         log_x = self.target_log_x(rows, self.of_target(self.shift, rows), origin, position)
         return log_x.clamp_max_(40.0).exp_()
+
+
+def finite(spread: Tensor) -> Tensor:
+    """Let a row with NaN, which stays NaN whatever we do, not decide about the nodes of others."""
+    return spread.nan_to_num_(0.0, posinf=WIDEST_SPREAD)
 
 
 def block_elements(device: torch.device) -> int:
