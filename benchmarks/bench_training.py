@@ -7,6 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 from torch import nn
 
 from benchmarks import harness
@@ -75,3 +77,18 @@ def _ours(recipe: Recipe, data: Dataset) -> Callable[[], None]:
         )
 
     return epoch
+
+
+def tables(rows: list[dict[str, Any]]) -> list[Table]:
+    """Return one table."""
+    table = Table(
+        title="An epoch of 1,000 digits, DropMax: our loop / a loop by hand", title_justify="left", box=SIMPLE_HEAD
+    )
+    for column in ("recipe", "network", "ms", "ratio", "95 %", "aim"):
+        table.add_column(column, justify="left" if column in ("recipe", "network", "aim") else "right", no_wrap=True)
+    for row in rows:
+        verdict = "met" if row["ratio_high"] < row["aim"] else "not met" if row["ratio_low"] > row["aim"] else "unclear"
+        interval = f"{row['ratio_low']:.3f}-{row['ratio_high']:.3f}"
+        cells = (f"{1e3 * row['median']:.0f}", f"{row['ratio']:.3f}", interval, f"< {row['aim']:g}: {verdict}")
+        table.add_row(row["recipe"], row["network"], *cells)
+    return [table]
