@@ -49,7 +49,7 @@ def compiled_terms(
     k=st.sampled_from([2, 3, 10, 50]),
     scale=st.sampled_from([0.0, 1.0, 30.0]),
     correct=st.booleans(),
-    block=st.sampled_from([1, 20, 2**16]),
+    block=st.sampled_from([1, 20, 2**17]),
     seed=st.integers(0, 999),
 )
 def test_same_values_and_gradients(

@@ -21,8 +21,8 @@ from dropmax.functional import auxiliary, log_relaxed_mask, logistic, mask_entro
 
 __all__ = ["Regularisers", "regularisers", "sampled_nll"]
 
-#: Numbers in a block: 2**16 float32 are 256 kB, of which about ten live at a time.
-_BLOCK = 2**16
+#: Numbers in a block: 2**17 float32 are half a megabyte, of which about ten live at a time.
+_BLOCK = 2**17
 
 #: With a smaller epsilon, exp(o - max o) times it could underflow in float32.
 _LEAST_EPSILON = 1e-30
