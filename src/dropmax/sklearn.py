@@ -1,0 +1,439 @@
+"""DropMax, and every other head, as a scikit-learn classifier: ``fit``, ``predict_proba``, ``confusable_with``.
+
+See docs/sklearn.md. Needs scikit-learn: ``pip install "dropmax[sklearn]"``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import numbers
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dropmax.checks import check_choice, check_count, check_positive, check_probability, check_weight
+from dropmax.classifier import Classifier
+from dropmax.errors import InvalidType, InvalidValue, MissingDependency, RunError
+from dropmax.evaluation import confusable
+from dropmax.heads import HEADS, MODES, make_head
+from dropmax.networks import MLP, feature_size
+from dropmax.networks.shapes import check_sizes
+from dropmax.sklearn_rows import blocks, check_known, class_weights, fit_scaler, merge_equal
+
+try:
+    from scipy import sparse
+    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.model_selection import train_test_split
+    from sklearn.preprocessing import StandardScaler
+    from sklearn.utils import check_array, check_random_state
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ImportError as error:
+    raise MissingDependency.extra("scikit-learn 1.6 or newer", "sklearn", "dropmax.sklearn") from error
+
+__all__ = ["DropMaxClassifier"]
+
+#: Predictions must not depend on which other rows are asked about, which float32 products do, in the seventh digit.
+_DTYPE = torch.float64
+
+#: Options of a head that the estimator sets itself.
+_RESERVED = {
+    "class_weight": ": pass class_weight to the estimator",
+    "device": ": pass device to the estimator",
+    "dtype": f": the estimator computes in {_DTYPE}",
+    "ignore_index": ": give such rows sample_weight 0",
+}
+
+
+class DropMaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A multi-layer perceptron that ends in a DropMax head, trained with Adam.
+
+    Its loss is the weighted mean over rows of ``head.loss``; its probabilities are ``head.predict_proba``. The fit
+    depends on ``random_state`` and on the weighted *set* of examples: equal rows with equal labels are merged and their
+    weights added, and rows are put in an order of their own. So a row of weight 2 is that row twice, a row of weight 0
+    is no row, and shuffling the data changes nothing, to the last bit and for every head and batch size.
+
+    Args:
+        hidden_layer_sizes: units of each hidden layer, relu after each; ``()`` makes a linear classifier.
+        head: a name in ``dropmax.HEADS``.
+        head_options: options of the head; for ``"dropmax"``, ``likelihood="exact"`` and
+            ``prior_correction=True`` unless it says otherwise.
+        network: in place of the perceptron, a function from the number of features to an ``nn.Module`` that maps
+            ``(N, n_features)`` to feature vectors ``(N, d)``.
+        class_weight: a dict from label to weight (1 where it has none), or ``"balanced"``: weights inversely
+            proportional to the weighted class frequencies. Multiplies ``sample_weight``.
+        standardize: subtract each input's weighted mean and divide by its standard deviation before the network.
+        batch_size: distinct examples a step of Adam; ``"auto"`` is at most 200.
+        learning_rate_init: of Adam.
+        weight_decay: L2 penalty in the gradient, spared on the retain map as in the paper.
+        max_iter: passes over the data, at most.
+        tol, n_iter_no_change: training ends after so many passes in a row in which the loss (with early stopping, the
+            log loss of the validation rows) was not better than its best by ``tol``.
+        early_stopping: hold out a stratified ``validation_fraction`` of the distinct examples, and keep the weights
+            that were best on it.
+        validation_fraction: share held out for early stopping.
+        mode: how to predict unless told otherwise, see :meth:`predict_proba`.
+        device: where torch computes.
+        random_state: seeds the weights, the order of the batches, the masks and the validation split.
+        verbose: print a line every ten passes.
+
+    Attributes:
+        classes_: the labels, sorted.
+        model_: the trained :class:`dropmax.Classifier`, in float64.
+        scaler_: the fitted ``StandardScaler``, or None.
+        loss_curve_, n_iter_: training loss of each pass, and how many there were.
+        validation_curve_: with early stopping, the log loss of the validation rows after each pass.
+        n_features_in_, feature_names_in_: as everywhere in scikit-learn.
+
+    >>> from sklearn.datasets import load_wine
+    >>> X, y = load_wine(return_X_y=True)
+    >>> wines = load_wine().target_names[y]
+    >>> model = DropMaxClassifier(random_state=0, learning_rate_init=0.01).fit(X, wines)
+    >>> model.score(X, wines)
+    1.0
+    >>> model.predict_proba(X[:2], mode="exact").shape
+    (2, 3)
+    >>> hard = model.predict_proba(X).max(1).argmin()
+    >>> model.predict(X[[hard]]).tolist(), model.confusable_with(X[[hard]])
+    (['class_0'], [['class_1']])
+    """
+
+    def __init__(
+        self,
+        hidden_layer_sizes: int | Sequence[int] = (100,),
+        *,
+        head: str = "dropmax",
+        head_options: Mapping[str, Any] | None = None,
+        network: Callable[[int], nn.Module] | None = None,
+        class_weight: Mapping[Any, float] | str | None = None,
+        standardize: bool = True,
+        batch_size: int | str = "auto",
+        learning_rate_init: float = 1e-3,
+        weight_decay: float = 1e-4,
+        max_iter: int = 200,
+        tol: float = 1e-4,
+        n_iter_no_change: int = 10,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        mode: str = "mean",
+        device: str = "cpu",
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.head = head
+        self.head_options = head_options
+        self.network = network
+        self.class_weight = class_weight
+        self.standardize = standardize
+        self.batch_size = batch_size
+        self.learning_rate_init = learning_rate_init
+        self.weight_decay = weight_decay
+        self.max_iter = max_iter
+        self.tol = tol
+        self.n_iter_no_change = n_iter_no_change
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.mode = mode
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
+
+    _kept_optimizer: torch.optim.Optimizer | None
+
+    # --- training ------------------------------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> DropMaxClassifier:
+        """Train from scratch on rows X ``(n, n_features)``, an array, data frame or sparse matrix, and labels y."""
+        self._check_parameters()
+        X, y, weight = self._validated(X, y, sample_weight, reset=True)
+        classes = np.unique(y)
+        self._seed = int(check_random_state(self.random_state).randint(2**31))
+        with _random_numbers(self._seed):
+            self._start(classes)
+            X, y, weight = self._examples(X, y, weight)
+            weight = weight / weight.mean()  # the scale of the weights must not act as a learning rate
+            held_out: tuple[Any, ...] = ()
+            if self.early_stopping:
+                X, X_val, y, y_val, weight, weight_val = train_test_split(
+                    X, y, weight, test_size=self.validation_fraction, stratify=y, random_state=self._seed
+                )
+                held_out = X_val, y_val, weight_val
+            if self.scaler_ is not None:
+                fit_scaler(self.scaler_, X, weight)
+            optimizer = self._optimizer()
+            best, best_state, waited = np.inf, None, 0
+            for _ in range(self.max_iter):
+                score = self._epoch(optimizer, X, y, weight)
+                if held_out:
+                    score = self._log_loss(*held_out)
+                    self.validation_curve_.append(score)
+                self._say(final=False)
+                waited = waited + 1 if score > best - self.tol else 0
+                if score < best:
+                    best = score
+                    best_state = copy.deepcopy(self.model_.state_dict()) if held_out else None
+                if waited >= self.n_iter_no_change:
+                    break
+            else:
+                warnings.warn(
+                    f"stopped after max_iter={self.max_iter} passes while the loss was still falling: raise max_iter "
+                    "or learning_rate_init",
+                    ConvergenceWarning,
+                    stacklevel=2,
+                )
+            self._say(final=True)
+            if best_state is not None:
+                self.model_.load_state_dict(best_state)
+        self.model_.eval()
+        return self
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> DropMaxClassifier:
+        """Train for one pass over these rows, going on from what was learned before.
+
+        The first call needs ``classes``, all labels that will ever come. Inputs are standardised with the mean and
+        standard deviation of all rows seen so far. Adam's state is kept from call to call, though not from ``fit``.
+        """
+        self._check_parameters()
+        if self.early_stopping:
+            raise InvalidValue("partial_fit cannot hold rows out: set early_stopping=False")
+        if isinstance(self.class_weight, str):
+            raise InvalidValue(
+                f"class_weight={self.class_weight!r} needs all of y at once: give partial_fit a dict of weights"
+            )
+        first = not hasattr(self, "classes_")
+        if first and classes is None:
+            raise InvalidValue("the first call of partial_fit needs classes=, all labels that will ever come")
+        if classes is not None:
+            classes = np.unique(classes)
+            if not first and not np.array_equal(classes, self.classes_):
+                raise InvalidValue(
+                    f"classes={classes.tolist()} are not those of the first call, {self.classes_.tolist()}"
+                )
+        X, y, weight = self._validated(X, y, sample_weight, reset=first)
+        check_known(np.unique(y).tolist(), classes if first else self.classes_)
+        if first:
+            self._seed = int(check_random_state(self.random_state).randint(2**31))
+        # Each call draws numbers of its own, and the same ones again when the same calls are repeated.
+        with _random_numbers(self._seed + (0 if first else self.n_iter_)):
+            if first:
+                self._start(classes)
+            X, y, weight = self._examples(X, y, weight)
+            if self.scaler_ is not None:
+                fit_scaler(self.scaler_, X, weight)
+            if self._kept_optimizer is None:
+                self._kept_optimizer = self._optimizer()
+            self._epoch(self._kept_optimizer, X, y, weight)
+            self._say(final=False)
+        self.model_.eval()
+        return self
+
+    def _validated(self, X: Any, y: Any, sample_weight: Any, reset: bool) -> tuple[Any, Any, NDArray[np.float64]]:
+        """Return the rows that count, in the shapes and dtypes scikit-learn agrees on."""
+        X, y = validate_data(self, X, y, reset=reset, accept_sparse="csr", dtype=(np.float64, np.float32))
+        check_classification_targets(y)
+        if sample_weight is None:
+            return X, y, np.ones(len(y))
+        weight = check_array(sample_weight, ensure_2d=False, dtype=np.float64, input_name="sample_weight")
+        if weight.shape != y.shape:
+            raise InvalidValue(f"sample_weight must hold one number for each of the {len(y)} rows, got {weight.shape}")
+        if (weight < 0).any():
+            row = int(np.flatnonzero(weight < 0)[0])
+            raise InvalidValue(f"sample_weight must not be negative, got {weight[row]} in row {row}")
+        counts = weight > 0
+        if not counts.any():
+            raise InvalidValue("every sample_weight is zero: nothing is left to learn from")
+        return (X, y, weight) if counts.all() else (X[counts], y[counts], weight[counts])
+
+    def _start(self, classes: NDArray[Any]) -> None:
+        """Set what a fitted estimator has, with a new network."""
+        if len(classes) < 2:
+            raise InvalidValue(f"a classifier needs at least 2 classes, got only {classes.tolist()} (1 class)")
+        n_features = self.n_features_in_
+        if self.network is None:
+            sizes: Any = self.hidden_layer_sizes
+            sizes = [sizes] if isinstance(sizes, numbers.Integral) else sizes
+            net: nn.Module = MLP(n_features, check_sizes("hidden_layer_sizes", sizes))
+        else:
+            net = self.network(n_features)
+            if not isinstance(net, nn.Module):
+                raise InvalidType(f"network({n_features}) must return a torch.nn.Module, got {type(net).__name__}")
+        options = dict(self.head_options or {})
+        if self.head == "dropmax" and not options.get("label_smoothing"):  # which the exact likelihood cannot have
+            options = {"likelihood": "exact", **options}
+        if self.head == "dropmax":
+            options = {"prior_correction": True, **options}
+        head = make_head(self.head, feature_size(net, (n_features,)), len(classes), **options)
+        self.classes_ = classes
+        self.model_ = Classifier(net, head).to(device=self.device, dtype=_DTYPE)
+        self.scaler_ = StandardScaler() if self.standardize else None
+        self.loss_curve_: list[float] = []
+        self.validation_curve_: list[float] = []
+        self.n_iter_ = 0
+        self._kept_optimizer = None
+
+    def _examples(self, X: Any, y: NDArray[Any], weight: NDArray[Any]) -> tuple[Any, NDArray[Any], NDArray[Any]]:
+        """Return distinct rows, class indices and weights: sample weight times class weight."""
+        labels = np.searchsorted(self.classes_, y)
+        X, labels, weight = merge_equal(X, labels, weight)
+        weight = weight * class_weights(self.class_weight, self.classes_, labels, weight)[labels]
+        counts = weight > 0
+        if not counts.any():
+            raise InvalidValue("class_weight gives every row weight zero: nothing is left to learn from")
+        return (X, labels, weight) if counts.all() else (X[counts], labels[counts], weight[counts])
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.model_.param_groups(self.weight_decay), lr=self.learning_rate_init, fused=True)
+
+    def _epoch(self, optimizer: torch.optim.Optimizer, X: Any, y: NDArray[Any], weight: NDArray[Any]) -> float:
+        """Go through the examples once, in a random order, and return their mean loss."""
+        model = self.model_.train()
+        size = min(200, len(y)) if self.batch_size == "auto" else int(self.batch_size)
+        total = 0.0
+        for batch in torch.split(torch.randperm(len(y)), size):
+            rows = batch.numpy()
+            target = torch.as_tensor(y[rows], device=self.device)
+            row_weight = torch.as_tensor(weight[rows], device=self.device)
+            optimizer.zero_grad()
+            losses = model.head.loss(model.net(self._tensor(X[rows])), target, reduction="none").total
+            loss = (row_weight * losses).mean()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            total += loss.item() * len(rows)
+        self.n_iter_ += 1
+        self.loss_curve_.append(total / len(y))
+        if not np.isfinite(total):
+            raise RunError(
+                f"the loss became {total} in pass {self.n_iter_}: lower learning_rate_init={self.learning_rate_init}"
+            )
+        return total / len(y)
+
+    def _log_loss(self, X: Any, y: NDArray[Any], weight: NDArray[Any]) -> float:
+        chosen = self._probabilities(X, "mean", 1)[np.arange(len(y)), y]
+        return float(np.average(-np.log(np.maximum(chosen, np.finfo(np.float64).tiny)), weights=weight))
+
+    def _say(self, *, final: bool) -> None:
+        if self.verbose and (final or self.n_iter_ % 10 == 0):
+            held_out = f", validation log loss {self.validation_curve_[-1]:.4f}" if self.validation_curve_ else ""
+            print(f"pass {self.n_iter_}: loss {self.loss_curve_[-1]:.4f}{held_out}{' (the last)' if final else ''}")
+
+    # --- prediction ----------------------------------------------------------------------------------------------
+
+    def predict_proba(self, X: Any, mode: str | None = None, samples: int = 100) -> NDArray[np.float64]:
+        """Return probabilities ``(n, n_classes)``, columns in the order of ``classes_``.
+
+        Args:
+            X: rows as in :meth:`fit`.
+            mode: ``"mean"`` puts the retain probability in place of the mask, ``"mc"`` averages over ``samples`` drawn
+                masks (the same ones at every call), ``"exact"`` over all 2^K; by default the estimator's own ``mode``.
+            samples: masks drawn by ``"mc"``.
+        """
+        X = self._validated_rows(X)
+        mode = self.mode if mode is None else mode
+        check_choice("mode", mode, MODES)
+        return self._probabilities(X, mode, samples)
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Return the most probable label of each row."""
+        probs = self.predict_proba(X)
+        labels: NDArray[Any] = self.classes_[probs.argmax(1)]
+        return labels
+
+    def retain_proba(self, X: Any) -> NDArray[np.float64]:
+        """Return rho ``(n, n_classes)``: how much attention each class deserves; ones for a head without masks."""
+        X = self._validated_rows(X)
+        return self._answers(X, self.model_.head.retain_probs)
+
+    def confusable_with(self, X: Any, *, gap: float = 0.1, limit: int = 5) -> list[list[Any]]:
+        """Return, for each row, the labels it may be confused with, most confusable first; often none.
+
+        These are the rivals of the predicted label whose retain probability stands above the others' by at least
+        ``gap``, at most ``limit`` of them, see :func:`dropmax.evaluation.confusable`.
+        """
+        check_is_fitted(self)
+        if "theta" not in self.model_.head.maps:
+            raise InvalidValue(
+                f"the head {self.head!r} learns no retain probabilities, so it cannot say what a row may be confused "
+                "with: fit with head='dropmax'"
+            )
+        retain = torch.from_numpy(self.retain_proba(X))
+        predicted = torch.from_numpy(self.predict_proba(X).argmax(1))
+        labels = self.classes_.tolist()
+        return [[labels[k] for k in rivals] for rivals in confusable(retain, predicted, gap=gap, limit=limit)]
+
+    def _validated_rows(self, X: Any) -> Any:
+        check_is_fitted(self)
+        return validate_data(self, X, reset=False, accept_sparse="csr", dtype=(np.float64, np.float32))
+
+    def _probabilities(self, X: Any, mode: str, samples: int) -> NDArray[np.float64]:
+        generator = torch.Generator(self.device).manual_seed(self._seed)
+        predict = self.model_.head.predict_proba
+        return self._answers(X, lambda h: predict(h, mode, samples=samples, generator=generator))
+
+    @torch.no_grad()
+    def _answers(self, X: Any, answer: Callable[[Tensor], Tensor]) -> NDArray[np.float64]:
+        """Return what the head answers for the feature vectors of the rows, block by block."""
+        self.model_.eval()
+        return np.concatenate([answer(self.model_.net(self._tensor(block))).cpu().numpy() for block in blocks(X)])
+
+    def _tensor(self, rows: Any) -> Tensor:
+        """Return dense, standardised rows for the network: sparse ones are dense for the length of a batch."""
+        dense = rows.toarray() if sparse.issparse(rows) else rows
+        if self.scaler_ is not None:
+            dense = (dense - self.scaler_.mean_) / self.scaler_.scale_
+        return torch.tensor(dense, dtype=_DTYPE, device=self.device)  # a copy: a network may work in place
+
+    # --- what scikit-learn asks ----------------------------------------------------------------------------------
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    def _check_parameters(self) -> None:
+        """Refuse parameters that make no sense, when fitting: scikit-learn wants constructors that take anything."""
+        check_choice("head", self.head, tuple(HEADS))
+        for option in self.head_options or {}:
+            if option in _RESERVED:
+                raise InvalidValue(f"head_options cannot set {option!r}{_RESERVED[option]}")
+        if isinstance(self.network, nn.Module):
+            raise InvalidType(
+                f"network is a {type(self.network).__name__}, which would be shared between clones: pass a function "
+                "that takes the number of features and makes a new one"
+            )
+        if self.network is not None and not callable(self.network):
+            raise InvalidType(f"network must be a function that makes a torch.nn.Module, got {self.network!r}")
+        if self.batch_size != "auto":
+            check_count("batch_size", _plain(self.batch_size))
+        check_positive("learning_rate_init", _plain(self.learning_rate_init))
+        check_weight("weight_decay", _plain(self.weight_decay))
+        check_count("max_iter", _plain(self.max_iter))
+        check_weight("tol", _plain(self.tol))
+        check_count("n_iter_no_change", _plain(self.n_iter_no_change))
+        check_probability("validation_fraction", _plain(self.validation_fraction))
+        check_choice("mode", self.mode, MODES)
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).partition("\n")[0]
+            raise InvalidValue(f"torch cannot use device={self.device!r}: {reason}") from error
+
+
+@contextlib.contextmanager
+def _random_numbers(seed: int) -> Iterator[None]:
+    """Seed torch, whose global generator weights, batches, masks and dropout use, and put it back afterwards."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
+
+
+def _plain(value: Any) -> Any:
+    """Return a NumPy number, such as a parameter grid holds, as Python's own."""
+    return value.item() if isinstance(value, np.generic) else value
