@@ -66,7 +66,7 @@ def commit() -> str | None:
         return None
     try:
         head = _git(root, "rev-parse", "HEAD")
-        changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", "src")
+        changed = _git(root, "status", "--porcelain", "--", "src")
     except (OSError, subprocess.SubprocessError):
         return None
     return head + ("-dirty" if changed else "")
