@@ -116,3 +116,19 @@ def test_label_smoothing_has_no_exact_form() -> None:
         DropMax(6, K, likelihood="exact", label_smoothing=0.1)
     with pytest.raises(DropMaxError, match="unknown likelihood 'exat': did you mean 'exact'"):
         DropMax(6, K, likelihood="exat")
+
+
+def test_exact_heads_compile_without_a_graph_break_and_vmap() -> None:
+    torch._dynamo.reset()
+    head, features, target = head_and_batch(likelihood="exact")
+
+    def step(features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        return head.loss(features, target).total, head.predict_proba(features, "exact")
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    expected, found = step(features, target), compiled(features, target)
+    torch.testing.assert_close(found, expected)
+    parameters = list(head.parameters())
+    torch.testing.assert_close(torch.autograd.grad(found[0], parameters), torch.autograd.grad(expected[0], parameters))
+    rows = torch.vmap(lambda h, t: head.loss(h[None], t[None]).total)(features, target)
+    torch.testing.assert_close(rows, head.loss(features, target, reduction="none").total)
