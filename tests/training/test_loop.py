@@ -156,7 +156,7 @@ def test_ctrl_c_ends_with_a_checkpoint_and_says_how_to_go_on(signal_: signal.Sig
     assert "Traceback" not in errors
     checkpoint = RunDirectory(run).load_checkpoint()
     assert checkpoint is not None
-    assert checkpoint["epoch"] >= 2
+    assert checkpoint["epoch"] >= 1
 
 
 def test_two_processes_learn_what_one_learns(tmp_path: Path) -> None:

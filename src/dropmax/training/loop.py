@@ -168,9 +168,10 @@ def _train(
     writer = _tensorboard(run.path) if tensorboard and ranks.is_first else None
     saved_at = time.monotonic()
     with progress, _terminated_as_interrupted():
-        for epoch in range(first_epoch, options.epochs):
-            before = state(epoch)
-            try:
+        before = state(first_epoch)  # the last state to go on from, whenever somebody interrupts
+        try:
+            for epoch in range(first_epoch, options.epochs):
+                before = state(epoch)
                 row = _epoch(
                     epoch,
                     trained,
@@ -185,25 +186,26 @@ def _train(
                     progress,
                     validation,
                 )
-            except KeyboardInterrupt:
+                line = json.dumps(row) + "\n"
+                log += line
                 if ranks.is_first:
-                    run.save_checkpoint(before)
-                raise Interrupted(
-                    f"stopped after {epoch} of {options.epochs} epochs; go on with: dropmax train --resume {run.path}"
-                ) from None
-            except FloatingPointError as error:
-                if ranks.is_first:
-                    run.save_checkpoint(before)
-                raise RunError(f"{error}; the state before epoch {epoch + 1} is kept in {run.path}") from None
-            line = json.dumps(row) + "\n"
-            log += line
+                    run.append_log(line)
+                    _write_scalars(writer, row)
+                is_last = epoch + 1 == options.epochs
+                if ranks.is_first and (is_last or time.monotonic() - saved_at >= options.checkpoint_seconds):
+                    run.save_checkpoint(state(epoch + 1))
+                    saved_at = time.monotonic()
+        except KeyboardInterrupt:
             if ranks.is_first:
-                run.append_log(line)
-                _write_scalars(writer, row)
-            is_last = epoch + 1 == options.epochs
-            if ranks.is_first and (is_last or time.monotonic() - saved_at >= options.checkpoint_seconds):
-                run.save_checkpoint(state(epoch + 1))
-                saved_at = time.monotonic()
+                run.save_checkpoint(before)
+            raise Interrupted(
+                f"stopped after {before['epoch']} of {options.epochs} epochs; go on with: "
+                f"dropmax train --resume {run.path}"
+            ) from None
+        except FloatingPointError as error:
+            if ranks.is_first:
+                run.save_checkpoint(before)
+            raise RunError(f"{error}; the state before epoch {before['epoch'] + 1} is kept in {run.path}") from None
     if ranks.is_first:
         if writer is not None:
             writer.close()
