@@ -59,6 +59,7 @@ def test_a_field_that_recipes_got_later_is_no_difference(store: Store) -> None:
         del group["recipe"]["training"]["clip_norm"]
     (store.path / "plan.json").write_text(json.dumps(stored))
     store.check(plan())
+    assert {group.recipe.training.clip_norm for group in store.plan().groups} == {0.0}
 
 
 def test_a_plan_grows(store: Store) -> None:
