@@ -50,8 +50,9 @@ class LeNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map images (N, C, H, W) to features (N, out_features)."""
         check_input("LeNet", x, self.input_shape)
-        x = self.pool(F.relu(self.conv1(x)))
-        x = self.pool(F.relu(self.conv2(x)))
+        # A maximum and a rectifier commute: pooled first, the rectifier has a quarter of the work.
+        x = F.relu(self.pool(self.conv1(x)))
+        x = F.relu(self.pool(self.conv2(x)))
         return F.relu(self.fc(x.flatten(1)))
 
 
