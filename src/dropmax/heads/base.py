@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, TypedDict
 
 import torch
@@ -119,12 +119,23 @@ class Head(nn.Module):
         """
         check_choice("reduction", reduction, REDUCTIONS)
         check_features(features, self.in_features)
-        target = check_target(target, features.shape[:-1], self.num_classes, self.ignore_index)
-        rows = features.reshape(-1, self.in_features)
+        return self._reduced(self._terms, features, target, reduction, noise)
+
+    def _reduced(
+        self,
+        terms_of: Callable[[Tensor, Tensor, Tensor], dict[str, Tensor]],
+        inputs: Tensor,
+        target: Tensor,
+        reduction: str,
+        noise: Tensor | None,
+    ) -> Loss:
+        """Apply ``terms_of(rows, target, noise)`` to the rows that count, and reduce what it returns to a loss."""
+        target = check_target(target, inputs.shape[:-1], self.num_classes, self.ignore_index)
+        rows = inputs.reshape(-1, inputs.shape[-1])
         labels = target.reshape(-1)
         counts = labels != self.ignore_index
         labels = labels.masked_fill(~counts, 0)  # any valid index: these rows get no weight
-        terms = self._terms(rows, labels, self._noise(rows, noise, features.shape[:-1]))
+        terms = terms_of(rows, labels, self._noise(rows, noise, inputs.shape[:-1]))
 
         weight = counts.to(terms["cross_entropy"].dtype)
         if self.class_weight is not None:
@@ -229,7 +240,18 @@ class Head(nn.Module):
 
     def _terms(self, rows: Tensor, target: Tensor, noise: Tensor) -> dict[str, Tensor]:
         """Return each term of the objective for each row; ``noise`` is empty where the head asked for none."""
-        return {"cross_entropy": self._cross_entropy(self.classifier(rows), target)}
+        return self._terms_of_logits(self._mapped(rows), target, noise)
+
+    def _terms_of_logits(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor) -> dict[str, Tensor]:
+        """Return what :meth:`_terms` returns, from what :meth:`_mapped` returns: no parameter is used here."""
+        return {"cross_entropy": self._cross_entropy(logits["classifier"], target)}
+
+    def _loss_inputs(self) -> tuple[str, ...]:
+        """Return the names of the maps, attributes of this head, whose outputs the loss is made of."""
+        return tuple(self.maps.values())
+
+    def _mapped(self, rows: Tensor) -> dict[str, Tensor]:
+        return {name: getattr(self, name)(rows) for name in self._loss_inputs()}
 
     def _probabilities(self, features: Tensor, mode: str, samples: int, generator: torch.Generator | None) -> Tensor:
         """Return what :meth:`predict_proba` returns, its options having been checked."""

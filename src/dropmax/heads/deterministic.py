@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -38,8 +39,8 @@ class DeterministicAttention(Head):
         check_features(features, self.in_features)
         return _wide(self.retain(features)).sigmoid()
 
-    def _terms(self, rows: Tensor, target: Tensor, noise: Tensor) -> dict[str, Tensor]:
-        return {"cross_entropy": self._cross_entropy(_gated(self.classifier(rows), self.retain(rows)), target)}
+    def _terms_of_logits(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor) -> dict[str, Tensor]:
+        return {"cross_entropy": self._cross_entropy(_gated(logits["classifier"], logits["retain"]), target)}
 
 
 class DeterministicDropMax(DeterministicAttention):
@@ -56,8 +57,8 @@ class DeterministicDropMax(DeterministicAttention):
 
     name = "deterministic-dropmax"
 
-    def _terms(self, rows: Tensor, target: Tensor, noise: Tensor) -> dict[str, Tensor]:
-        o, a = self.classifier(rows), self.retain(rows)
+    def _terms_of_logits(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor) -> dict[str, Tensor]:
+        o, a = logits["classifier"], logits["retain"]
         return {
             "cross_entropy": self._cross_entropy(_gated(o, a), target),
             "auxiliary": auxiliary(a, target),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 import torch.nn.functional as F
@@ -117,13 +118,18 @@ class DropMax(MaskedHead):
             "auxiliary": self.auxiliary_weight,
         }
 
-    def _terms(self, rows: Tensor, target: Tensor, noise: Tensor) -> dict[str, Tensor]:
-        o, a = _wide(self.classifier(rows)), _wide(self.retain(rows))
+    def _loss_inputs(self) -> tuple[str, ...]:
+        if self.likelihood == "marginal":
+            return ("classifier", "retain")
+        return (*self.maps.values(), *(("_retain_of_features_only",) if self.stop_gradient == "parameters" else ()))
+
+    def _terms_of_logits(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor) -> dict[str, Tensor]:
+        o, a = _wide(logits["classifier"]), _wide(logits["retain"])
         if self.likelihood == "marginal":
             nll = -exact.log_marginal(o, a, target)
             return {"cross_entropy": self._class_weighted(nll, target), "entropy": mask_entropy(a)}
-        r = _wide(self.correction(rows))
-        stopped = a.detach() if self.stop_gradient == "logits" else self._retain_logits_of_features_only(rows)
+        r = _wide(logits["correction"])
+        stopped = a.detach() if self.stop_gradient == "logits" else _wide(logits["_retain_of_features_only"])
         b = stopped + r
         if not self.mask_gradient:
             b = b.detach()
@@ -134,5 +140,6 @@ class DropMax(MaskedHead):
         others = regularisers(a, stopped, r, target, prior_correction=self.prior_correction)
         return {"cross_entropy": nll, **others._asdict()}
 
-    def _retain_logits_of_features_only(self, rows: Tensor) -> Tensor:
-        return _wide(F.linear(rows, self.retain.weight.detach(), self.retain.bias.detach()))
+    def _retain_of_features_only(self, rows: Tensor) -> Tensor:
+        """Return the retain logits with a gradient for the features and none for the parameters."""
+        return F.linear(rows, self.retain.weight.detach(), self.retain.bias.detach())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 import torch.nn.functional as F
@@ -55,8 +56,8 @@ class DropMaxQP(MaskedHead):
     def _coefficients(self) -> dict[str, float]:
         return {"cross_entropy": 1.0, "kl": 1.0, "entropy": -self.gamma}
 
-    def _terms(self, rows: Tensor, target: Tensor, noise: Tensor) -> dict[str, Tensor]:
-        o, a = _wide(self.classifier(rows)), _wide(self.retain(rows))
+    def _terms_of_logits(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor) -> dict[str, Tensor]:
+        o, a = _wide(logits["classifier"]), _wide(logits["retain"])
         return {
             "cross_entropy": self._sampled_nll(o, a, noise, target),
             "kl": -F.logsigmoid(a.gather(-1, target.unsqueeze(-1)).squeeze(-1)),

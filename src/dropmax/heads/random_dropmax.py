@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -41,9 +42,9 @@ class RandomDropMax(Head):
         """Return (N, K): one uniform number a class."""
         return (num_rows, self.num_classes)
 
-    def _terms(self, rows: Tensor, target: Tensor, noise: Tensor) -> dict[str, Tensor]:
+    def _terms_of_logits(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor) -> dict[str, Tensor]:
         kept = keep_target((noise < self.retain).to(noise.dtype), target)
-        return {"cross_entropy": self._subset_cross_entropy(self.classifier(rows), target, kept)}
+        return {"cross_entropy": self._subset_cross_entropy(logits["classifier"], target, kept)}
 
     def retain_probs(self, features: Tensor) -> Tensor:
         """Return the fixed retain probability for every class."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -43,9 +44,9 @@ class SampledSoftmax(Head):
         """Return (N, K): a lot for each class."""
         return (num_rows, self.num_classes)
 
-    def _terms(self, rows: Tensor, target: Tensor, noise: Tensor) -> dict[str, Tensor]:
+    def _terms_of_logits(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor) -> dict[str, Tensor]:
         # The classes with the smallest noise are a uniform sample; -1 makes the target one of them.
         lottery = noise.scatter(-1, target.unsqueeze(-1), -1.0)
         drawn = lottery.topk(1 + self.num_sampled, dim=-1, largest=False, sorted=False).indices
         kept = torch.zeros_like(noise).scatter(-1, drawn, 1.0)
-        return {"cross_entropy": self._subset_cross_entropy(self.classifier(rows), target, kept)}
+        return {"cross_entropy": self._subset_cross_entropy(logits["classifier"], target, kept)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -22,8 +24,8 @@ class Sparsemax(Head):
 
     name = "sparsemax"
 
-    def _terms(self, rows: Tensor, target: Tensor, noise: Tensor) -> dict[str, Tensor]:
-        loss = sparsemax_loss(self.classifier(rows), target, label_smoothing=self.label_smoothing)
+    def _terms_of_logits(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor) -> dict[str, Tensor]:
+        loss = sparsemax_loss(logits["classifier"], target, label_smoothing=self.label_smoothing)
         # It stands where the cross entropy of the other heads stands, so that logs line up.
         return {"cross_entropy": self._class_weighted(loss, target)}
 
