@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dropmax.errors import InvalidType, InvalidValue, did_you_mean
+from dropmax.heads.ablations import DropMaxSoftmaxRetain, DropMaxUnmasked
 from dropmax.heads.base import MODES, Head, Loss, option_names, unknown_option
 from dropmax.heads.deterministic import DeterministicAttention, DeterministicDropMax
 from dropmax.heads.dropmax import DropMax
@@ -15,12 +16,15 @@ from dropmax.heads.softmax import Softmax
 from dropmax.heads.sparsemax import Sparsemax
 
 __all__ = [
+    "ABLATIONS",
     "HEADS",
     "MODES",
     "DeterministicAttention",
     "DeterministicDropMax",
     "DropMax",
     "DropMaxQP",
+    "DropMaxSoftmaxRetain",
+    "DropMaxUnmasked",
     "Head",
     "Loss",
     "RandomDropMax",
@@ -45,16 +49,19 @@ HEADS: dict[str, type[Head]] = {
     )
 }
 
+#: Heads for ablations, by name: :func:`make_head` makes them too, but they are no rows of the table.
+ABLATIONS: dict[str, type[Head]] = {head.name: head for head in (DropMaxUnmasked, DropMaxSoftmaxRetain)}
+
 
 def make_head(name: str, in_features: int, num_classes: int, **options: Any) -> Head:
-    """Make a head by its name in :data:`HEADS`.
+    """Make a head by its name in :data:`HEADS` (or :data:`ABLATIONS`).
 
     >>> make_head("dropmax", in_features=512, num_classes=100, temperature=0.5)
     DropMax(in_features=512, num_classes=100, temperature=0.5)
     """
-    if name not in HEADS:
+    head = HEADS.get(name) or ABLATIONS.get(name)
+    if head is None:
         raise InvalidValue(f"unknown head {name!r}:{did_you_mean(name, HEADS)} The heads are {', '.join(HEADS)}")
-    head = HEADS[name]
     for option in options:
         if option not in (*option_names(head), "device", "dtype"):
             raise InvalidType(unknown_option(head, option))

@@ -305,11 +305,11 @@ def option_defaults(head: type[Head]) -> dict[str, Any]:
     >>> option_defaults(Softmax)
     {'label_smoothing': 0.0, 'class_weight': None, 'ignore_index': -100}
     """
-    own = {"self", "in_features", "num_classes", "device", "dtype", "shared", "unknown"}
+    own = {"self", "in_features", "num_classes", "device", "dtype"}
     options: dict[str, Any] = {}
     for cls in head.__mro__:
         for p in inspect.signature(cls.__init__).parameters.values() if issubclass(cls, Head) else ():
-            if p.name not in own:
+            if p.name not in own and p.kind is not p.VAR_KEYWORD:
                 options.setdefault(p.name, p.default)
     return options
 

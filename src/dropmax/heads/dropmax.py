@@ -121,7 +121,8 @@ class DropMax(MaskedHead):
     def _loss_inputs(self) -> tuple[str, ...]:
         if self.likelihood == "marginal":
             return ("classifier", "retain")
-        return (*self.maps.values(), *(("_retain_of_features_only",) if self.stop_gradient == "parameters" else ()))
+        of_features = () if self.stop_gradient == "logits" else ("_retain_logits_of_features_only",)
+        return ("classifier", "retain", "correction", *of_features)
 
     def _terms_of_logits(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor) -> dict[str, Tensor]:
         o, a = _wide(logits["classifier"]), _wide(logits["retain"])
@@ -129,7 +130,7 @@ class DropMax(MaskedHead):
             nll = -exact.log_marginal(o, a, target)
             return {"cross_entropy": self._class_weighted(nll, target), "entropy": mask_entropy(a)}
         r = _wide(logits["correction"])
-        stopped = a.detach() if self.stop_gradient == "logits" else _wide(logits["_retain_of_features_only"])
+        stopped = a.detach() if self.stop_gradient == "logits" else logits["_retain_logits_of_features_only"]
         b = stopped + r
         if not self.mask_gradient:
             b = b.detach()
@@ -140,6 +141,5 @@ class DropMax(MaskedHead):
         others = regularisers(a, stopped, r, target, prior_correction=self.prior_correction)
         return {"cross_entropy": nll, **others._asdict()}
 
-    def _retain_of_features_only(self, rows: Tensor) -> Tensor:
-        """Return the retain logits with a gradient for the features and none for the parameters."""
-        return F.linear(rows, self.retain.weight.detach(), self.retain.bias.detach())
+    def _retain_logits_of_features_only(self, rows: Tensor) -> Tensor:
+        return _wide(F.linear(rows, self.retain.weight.detach(), self.retain.bias.detach()))

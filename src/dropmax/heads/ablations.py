@@ -1,0 +1,104 @@
+"""Heads that exist to answer a question about DropMax: which part of it does the work?
+
+They are made by name like the others (``make_head("dropmax-unmasked", ...)``) but are no rows of the paper's table, so
+they are not in :data:`dropmax.HEADS`. Use :class:`dropmax.DropMax` for anything but a comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from dropmax.checks import check_flag
+from dropmax.errors import InvalidValue
+from dropmax.functional import _wide
+from dropmax.heads.base import Head
+from dropmax.heads.dropmax import DropMax
+from dropmax.objective import regularisers
+
+__all__ = ["DropMaxSoftmaxRetain", "DropMaxUnmasked"]
+
+
+class DropMaxUnmasked(DropMax):
+    """All terms of DropMax, but no masks: the likelihood is the plain softmax's.
+
+    KL, entropy and auxiliary loss still train the retain and correction maps, and through them the features;
+    the class logits never meet a mask. So what it gains over softmax comes from sharing the features, and what
+    DropMax gains over it comes from the masks.
+
+    Args:
+        masked_prediction: predict with rho all the same (equation 13); otherwise as softmax does, in every mode.
+        options: of :class:`dropmax.DropMax`; the likelihood stays "sampled", where sampling is left out.
+
+    >>> head = DropMaxUnmasked(in_features=8, num_classes=3)
+    >>> features = torch.randn(5, 8)
+    >>> torch.equal(head(features), head.classifier(features))
+    True
+    >>> sorted(head.loss(features, torch.zeros(5, dtype=torch.long)).terms)
+    ['auxiliary', 'cross_entropy', 'entropy', 'kl']
+    """
+
+    name = "dropmax-unmasked"
+
+    def __init__(self, in_features: int, num_classes: int, *, masked_prediction: bool = False, **options: Any) -> None:
+        super().__init__(in_features, num_classes, **options)
+        check_flag("masked_prediction", masked_prediction)
+        if self.likelihood != "sampled":
+            raise InvalidValue(f"{self.name} has no masks: likelihood={self.likelihood!r} means nothing, leave it out")
+        self.masked_prediction = masked_prediction
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the class logits; with ``masked_prediction``, ``o + log rho``."""
+        return super().forward(features) if self.masked_prediction else Head.forward(self, features)
+
+    def noise_shape(self, num_rows: int) -> tuple[int, ...] | None:
+        """Return None: there are no masks to draw."""
+        return None
+
+    def predictive_std(self, features: Tensor) -> Tensor:
+        """Return zeros, or, with ``masked_prediction``, what DropMax returns."""
+        return super().predictive_std(features) if self.masked_prediction else Head.predictive_std(self, features)
+
+    def _probabilities(self, features: Tensor, mode: str, samples: int, generator: torch.Generator | None) -> Tensor:
+        if self.masked_prediction:
+            return super()._probabilities(features, mode, samples, generator)
+        return Head._probabilities(self, features, mode, samples, generator)
+
+    def _terms_of_logits(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor) -> dict[str, Tensor]:
+        a, r = _wide(logits["retain"]), _wide(logits["correction"])
+        stopped = a.detach() if self.stop_gradient == "logits" else logits["_retain_logits_of_features_only"]
+        others = regularisers(a, stopped, r, target, prior_correction=self.prior_correction)
+        return {"cross_entropy": self._cross_entropy(logits["classifier"], target), **others._asdict()}
+
+
+class DropMaxSoftmaxRetain(DropMax):
+    """DropMax whose retain probabilities are the softmax probabilities themselves: ``rho = softmax(o)``.
+
+    There is no map theta; the retain logits are ``a_k = log p_k - log(1 - p_k)`` with ``p = softmax(o)``, and KL and
+    entropy train o through them. It answers whether a second view of the input is needed at all.
+
+    >>> head = DropMaxSoftmaxRetain(in_features=8, num_classes=3)
+    >>> features = torch.randn(5, 8)
+    >>> torch.allclose(head.retain_probs(features), head.classifier(features).softmax(-1))
+    True
+    """
+
+    name = "dropmax-softmax-retain"
+    maps: ClassVar[dict[str, str]] = {"psi": "classifier", "phi": "correction"}
+
+    def __init__(self, in_features: int, num_classes: int, **options: Any) -> None:
+        super().__init__(in_features, num_classes, **options)
+        if self.stop_gradient != "logits":
+            raise InvalidValue(
+                f"{self.name} has no parameters theta of its own: stop_gradient={self.stop_gradient!r} "
+                "means nothing here, use 'logits'"
+            )
+
+    def retain(self, features: Tensor) -> Tensor:  # type: ignore[override]  # a function where DropMax has a map
+        """Return ``logit(softmax(o))``."""
+        log_p = _wide(self.classifier(features)).log_softmax(-1)
+        # log(1 - p) as log(-expm1(log p)) keeps its digits; a p that rounded to 1 counts as a little less.
+        return log_p - torch.log(-torch.expm1(log_p.clamp(max=-torch.finfo(log_p.dtype).eps)))
