@@ -32,6 +32,10 @@ def reproduce(
     heads: Annotated[str, typer.Option(help="all, or names separated by commas.")] = "all",
     runs: Annotated[int | None, typer.Option(help="Seeds for each cell; 5 by default.", show_default=False)] = None,
     tune: Annotated[bool, typer.Option(help="Search each head's grid on the hold-out set first.")] = True,
+    source: Annotated[
+        Path | None,
+        typer.Option("--tuned-from", help="Take what another table's tuning chose, in place of --tune."),
+    ] = None,
     schedule_scale: Annotated[float, typer.Option(help="0.1 trains for a tenth of the epochs.")] = 1.0,
     train_size: Annotated[int, typer.Option(help="Learn from this many examples; 0 for all.")] = 0,
     settings: Annotated[
@@ -60,6 +64,8 @@ def reproduce(
         experiments.write_tables(store)
     else:
         plan = _plan(data, study, recipe, heads, runs, tune, schedule_scale, train_size, settings or [])
+        if source is not None:
+            plan = experiments.tuned_from(plan, source)
         outcome = experiments.reproduce(
             plan,
             out,

@@ -7,6 +7,7 @@ from dropmax.experiments.reproduce import Outcome, reproduce
 from dropmax.experiments.store import Store
 from dropmax.experiments.study import plan_study, study_names
 from dropmax.experiments.tables import Cell, Table, holm, make_table, write_tables
+from dropmax.experiments.transfer import tuned_from
 
 __all__ = [
     "Cell",
@@ -22,5 +23,6 @@ __all__ = [
     "plan_table",
     "reproduce",
     "study_names",
+    "tuned_from",
     "write_tables",
 ]

@@ -119,6 +119,7 @@ class Plan:
     train_size: int = 0
     overrides: dict[str, Any] = field(default_factory=dict)
     is_study: bool = False
+    tuned_on: str = ""  #: the column whose tuning was taken over, where one was
 
     def __post_init__(self) -> None:
         ids = [job.id for group in self.groups for job in group.tune_jobs() + group.run_jobs({}, self.runs)]

@@ -190,6 +190,7 @@ def _plan_to_dict(plan: Plan) -> dict[str, Any]:
         "schedule_scale": plan.schedule_scale,
         "train_size": plan.train_size,
         "overrides": plan.overrides,
+        "tuned_on": plan.tuned_on,
         "runs": plan.runs,
         "groups": {
             group.key: {
@@ -216,7 +217,13 @@ def _plan_from_dict(found: dict[str, Any]) -> Plan:
         for key, values in found["groups"].items()
     ]
     return Plan(
-        tuple(groups), found["runs"], found["schedule_scale"], found["train_size"], found["overrides"], found["study"]
+        tuple(groups),
+        found["runs"],
+        found["schedule_scale"],
+        found["train_size"],
+        found["overrides"],
+        found["study"],
+        found.get("tuned_on", ""),
     )
 
 
@@ -231,8 +238,9 @@ def _compare(mine: dict[str, Any], there: dict[str, Any], path: Path) -> None:
         ("schedule_scale", "--schedule-scale"),
         ("train_size", "--train-size"),
         ("overrides", "--set"),
+        ("tuned_on", "--tuned-from"),
     ):
-        difference = _difference(mine[key], there[key])
+        difference = _difference(mine[key], there.get(key, ""))
         if difference is not None:
             refuse(f"{option}: {difference}")
     for key, group in mine["groups"].items():

@@ -180,7 +180,9 @@ def _notes(plan: Plan, metric: str) -> tuple[str, ...]:
         "Bold: the lowest mean of a column. †: not significantly different from it (paired t test over the seeds, "
         f"p > {LEVEL:g} after Holm's correction for the comparisons with the best in that column)."
     )
-    if counts == [0]:
+    if plan.tuned_on:
+        notes.append(f"Every row at the grid point that won on the hold-out set of {plan.tuned_on}.")
+    elif counts == [0]:
         notes.append("Not tuned: the recipes' values.")
     else:
         notes.append(f"Each row tuned over {tuned} grid points on the hold-out set, with seed {TUNING_SEED}.")
