@@ -1,0 +1,63 @@
+"""Every Python block of README and docs runs, top to bottom, in one namespace a page.
+
+A block that needs more than the page shows is preceded by ``<!-- before: CODE -->``, which a reader does not see. Files
+are written in a temporary directory.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"(?:<!-- before:\s*(.*?)-->\s*)?^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+WITH_BLOCKS = [page for page in PAGES if BLOCK.search(page.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize("page", WITH_BLOCKS, ids=lambda page: page.stem)
+def test_every_python_block_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    text = page.read_text(encoding="utf-8")
+    namespace: dict[str, Any] = {"__name__": page.stem}
+    for match in BLOCK.finditer(text):
+        line = text[: match.start(2)].count("\n")
+        for code, start in ((match[1] or "", 0), (match[2], line)):
+            exec(compile("\n" * start + code, str(page), "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_file_a_page_shows_or_links_to_is_there(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
+        if "://" not in target and target != "commands.md":  # that page is made when the site is
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("mkdocstrings")
+    import os
+    import subprocess
+    import sys
+
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    commands = (tmp_path / "site/commands/index.html").read_text(encoding="utf-8")
+    assert "dropmax reproduce" in commands
+    for page in (tmp_path / "site").rglob("*.html"):
+        outside = re.findall(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=\"(https?:)?//", page.read_text("utf-8"))
+        assert not outside, f"{page} asks another host for something"
