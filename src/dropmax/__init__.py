@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         Sparsemax,
         make_head,
     )
+    from dropmax.packed import DropMaxLoss, PackedHead, features_of
 
 __version__ = "0.1.0"
 
@@ -36,20 +37,30 @@ __all__ = [
     "DeterministicDropMax",
     "DropMax",
     "DropMaxError",
+    "DropMaxLoss",
     "DropMaxQP",
     "Head",
     "Loss",
+    "PackedHead",
     "RandomDropMax",
     "SampledSoftmax",
     "Softmax",
     "Sparsemax",
     "exact",
+    "features_of",
     "functional",
     "make_head",
     "replace_head",
 ]
 
-_MODULES = {"Classifier": "classifier", "replace_head": "classifier", "DropMaxError": "errors"}
+_MODULES = {
+    "Classifier": "classifier",
+    "replace_head": "classifier",
+    "DropMaxError": "errors",
+    "DropMaxLoss": "packed",
+    "PackedHead": "packed",
+    "features_of": "packed",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 
+from dropmax.checks import check_flag
 from dropmax.errors import InvalidType, InvalidValue
 from dropmax.heads import Head, Loss, make_head
+from dropmax.packed import PackedHead
 
 #: Where models keep their last layer, by convention of the libraries people use.
 _USUAL_NAMES = ("fc", "classifier", "head", "heads")
+
+_Model = TypeVar("_Model", bound=nn.Module)
 
 
 class Classifier(nn.Module):
@@ -54,14 +58,39 @@ class Classifier(nn.Module):
         return [group for group in groups if group["params"]] + self.head.param_groups(weight_decay, exempt=exempt)
 
 
+@overload
 def replace_head(
     model: nn.Module,
     head: str = "dropmax",
     *,
+    packed: Literal[False] = False,
     name: str | None = None,
     num_classes: int | None = None,
     **options: Any,
-) -> Classifier:
+) -> Classifier: ...
+
+
+@overload
+def replace_head(
+    model: _Model,
+    head: str = "dropmax",
+    *,
+    packed: Literal[True],
+    name: str | None = None,
+    num_classes: int | None = None,
+    **options: Any,
+) -> _Model: ...
+
+
+def replace_head(
+    model: nn.Module,
+    head: str = "dropmax",
+    *,
+    packed: bool = False,
+    name: str | None = None,
+    num_classes: int | None = None,
+    **options: Any,
+) -> nn.Module:
     """Take the last ``nn.Linear`` out of a model and put a head in its place.
 
     The linear layer is looked for under the usual names (``fc``, ``classifier``, ``head``, ``heads``, or what
@@ -72,6 +101,8 @@ def replace_head(
     Args:
         model: ends in the linear layer, with nothing after it.
         head: a name in ``dropmax.HEADS``.
+        packed: for a loop that says ``criterion(model(x), y)``: put a :class:`~dropmax.PackedHead` where the layer was
+            and return ``model`` itself. The criterion is then ``DropMaxLoss(model)``.
         name: dotted name of the layer, as in ``model.named_modules()``.
         num_classes: of the new head; as many as the old layer had by default.
         options: of the head.
@@ -83,6 +114,7 @@ def replace_head(
     DropMax(in_features=16, num_classes=5)
     >>> loss = model(torch.randn(3, 8), torch.tensor([0, 1, 2])).total
     """
+    check_flag("packed", packed)
     if not isinstance(model, nn.Module):
         raise InvalidType(f"model must be a torch.nn.Module, got {type(model).__name__}")
     name = _find_last_layer(model) if name is None else name
@@ -98,8 +130,8 @@ def replace_head(
             else:
                 new.classifier.bias.copy_(old.bias)
     parent, _, attribute = name.rpartition(".")
-    setattr(model.get_submodule(parent), attribute, nn.Identity())
-    return Classifier(model, new)
+    setattr(model.get_submodule(parent), attribute, PackedHead(new).train(old.training) if packed else nn.Identity())
+    return model if packed else Classifier(model, new)
 
 
 def _find_last_layer(model: nn.Module) -> str:
@@ -128,6 +160,10 @@ def _linear_named(model: nn.Module, name: str) -> nn.Linear:
     if not name or not isinstance(module, nn.Linear):
         what = "has no layer" if module is None else f"has a {type(module).__name__}, not an nn.Linear, as"
         raise InvalidValue(f"{type(model).__name__} {what} {name!r}: name must be one of {_linear_layers(model)}")
+    owners = [model.get_submodule(name[:end]) for end, letter in enumerate(name) if letter == "."]
+    for owner in (model, *owners):
+        if isinstance(owner, Head):
+            raise InvalidValue(f"{type(model).__name__} ends in a dropmax head already: {name!r} is part of {owner!r}")
     return module
 
 

@@ -25,7 +25,7 @@ __all__ = ["Regularisers", "regularisers", "sampled_nll"]
 _BLOCK = 2**17
 
 #: With a smaller epsilon, exp(o - max o) times it could underflow in float32.
-_LEAST_EPSILON = 1e-30
+LEAST_EPSILON = 1e-30
 
 
 class Regularisers(NamedTuple):
@@ -63,7 +63,7 @@ def sampled_nll(
     True
     """
     one_mask = uniform.dim() == o.dim()
-    if one_mask and not label_smoothing and epsilon >= _LEAST_EPSILON and not is_transformed(o):
+    if one_mask and not label_smoothing and epsilon >= LEAST_EPSILON and not is_transformed(o):
         function = _CompiledNLL if torch.compiler.is_compiling() else _SampledNLL
         nll: Tensor = function.apply(o, mask_logits, uniform, target, temperature, epsilon)  # type: ignore[no-untyped-call]
         return nll if class_weight is None else nll * class_weight.to(nll.dtype)[target]
@@ -121,7 +121,7 @@ class _SampledNLL(torch.autograd.Function):
             log_normaliser[rows] = weighed.sum(-1).log_().add_(highest.squeeze(-1))
         ctx.save_for_backward(o, b, uniform, target, mask, log_normaliser)
         ctx.options = temperature, epsilon
-        return log_normaliser - o.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+        return log_normaliser - o.gather(-1, target.unsqueeze(-1)).squeeze(-1) - math.log1p(epsilon)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -217,7 +217,7 @@ class _CompiledNLL(torch.autograd.Function):
         log_normaliser = ((o - highest).exp() * (mask + epsilon)).sum(-1).log() + highest.squeeze(-1)
         ctx.save_for_backward(o, target, mask, log_normaliser)
         ctx.options = temperature, epsilon
-        return log_normaliser - torch.where(is_target, o, 0.0).sum(-1)
+        return log_normaliser - torch.where(is_target, o, 0.0).sum(-1) - math.log1p(epsilon)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:

@@ -23,6 +23,7 @@ def test_every_python_block_of_a_page_runs(page: Path, tmp_path: Path, monkeypat
     import torch
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT))  # a page may use what lies in examples/
     torch.manual_seed(0)
     text = page.read_text(encoding="utf-8")
     namespace: dict[str, Any] = {"__name__": page.stem}

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypedDict
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dropmax.checks import check_choice, check_count, check_features, check_probability, check_target
 from dropmax.errors import InvalidType, InvalidValue, did_you_mean
 from dropmax.functional import _wide, cross_entropy
+from dropmax.noise import draw_seed, uniform
+from dropmax.prediction import BLOCK_NUMBERS, TopK, row_blocks, streamed_topk
+
+if TYPE_CHECKING:
+    from dropmax.sharding import ShardedLinear
 
 #: How :meth:`Head.predict_proba` treats the masks.
 MODES = ("mean", "mc", "exact")
@@ -119,23 +126,27 @@ class Head(nn.Module):
         """
         check_choice("reduction", reduction, REDUCTIONS)
         check_features(features, self.in_features)
-        return self._reduced(self._terms, features, target, reduction, noise)
+
+        def terms_of(rows: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            return self._row_terms(rows, labels, noise, features.shape[:-1])
+
+        return self._reduced(terms_of, self._coefficients(), features, target, reduction)
 
     def _reduced(
         self,
-        terms_of: Callable[[Tensor, Tensor, Tensor], dict[str, Tensor]],
+        terms_of: Callable[[Tensor, Tensor], dict[str, Tensor]],
+        coefficients: Mapping[str, float],
         inputs: Tensor,
         target: Tensor,
         reduction: str,
-        noise: Tensor | None,
     ) -> Loss:
-        """Apply ``terms_of(rows, target, noise)`` to the rows that count, and reduce what it returns to a loss."""
+        """Reduce the terms of each row, ``terms_of(rows, labels)``, over the rows that count."""
         target = check_target(target, inputs.shape[:-1], self.num_classes, self.ignore_index)
         rows = inputs.reshape(-1, inputs.shape[-1])
         labels = target.reshape(-1)
         counts = labels != self.ignore_index
         labels = labels.masked_fill(~counts, 0)  # any valid index: these rows get no weight
-        terms = terms_of(rows, labels, self._noise(rows, noise, inputs.shape[:-1]))
+        terms = terms_of(rows, labels)
 
         weight = counts.to(terms["cross_entropy"].dtype)
         if self.class_weight is not None:
@@ -151,7 +162,6 @@ class Head(nn.Module):
                 size = weight.sum()
                 size = torch.where(size > 0, size, torch.ones_like(size))
                 reduced = {k: v / size for k, v in reduced.items()}
-        coefficients = self._coefficients()
         total = coefficients["cross_entropy"] * reduced["cross_entropy"]
         for name, term in reduced.items():
             if name != "cross_entropy":
@@ -177,6 +187,69 @@ class Head(nn.Module):
         check_choice("mode", mode, MODES)
         check_count("samples", samples)
         return self._probabilities(features, mode, samples, generator)
+
+    @torch.no_grad()
+    def topk(
+        self,
+        features: Tensor,
+        k: int,
+        mode: str = "mean",
+        *,
+        samples: int = 100,
+        generator: torch.Generator | None = None,
+    ) -> TopK:
+        """Return the k most probable classes ``(..., k)`` of each row: ``values``, probabilities, and ``indices``.
+
+        Equals ``predict_proba(features, mode).topk(k)`` without ever holding probabilities of all rows and classes: the
+        mean prediction is computed for a block of classes at a time, the other modes for a block of rows. As with
+        ``torch.topk``, the order of classes with equal probability is not defined. There is no gradient.
+
+        >>> from dropmax import DropMax
+        >>> values, indices = DropMax(in_features=4, num_classes=9).topk(torch.randn(2, 4), k=3)
+        >>> indices.shape
+        torch.Size([2, 3])
+        """
+        check_choice("mode", mode, MODES)
+        check_count("samples", samples)
+        check_count("k", k)
+        check_features(features, self.in_features)
+        if k > self.num_classes:
+            raise InvalidValue(f"k must be at most the number of classes, {self.num_classes}, got {k}")
+        rows = features.reshape(-1, self.in_features)
+        large = len(rows) * self.num_classes > BLOCK_NUMBERS
+        if mode == "mean" and self._logits_of_classes(rows[:0], slice(0, 1)) is not None and (large or self._shards):
+            best = self._streamed_topk(rows, k)
+        else:
+            blocks = row_blocks(len(rows), self.num_classes) if len(rows) else [slice(0, 0)]
+            parts = [self._probabilities(rows[here], mode, samples, generator).topk(k) for here in blocks]
+            best = TopK(torch.cat([p.values for p in parts]), torch.cat([p.indices for p in parts]))
+        return TopK(*(x.reshape(*features.shape[:-1], k) for x in best))
+
+    def shard(self, mesh: Any) -> Head:
+        """Share the classes between the ranks of a one-dimensional device mesh, in place; return the head.
+
+        Each rank keeps its part of every linear map (:mod:`dropmax.sharding`). All ranks of the mesh must be given the
+        same features and targets; they get the same loss, and the gradients they would get on one machine.
+        :func:`dropmax.sharding.full_state_dict` gathers a checkpoint, and ``load_state_dict`` takes one of the whole
+        head. Call it before the optimiser is made. For data parallelism on top, take a mesh of two dimensions, shard
+        along one and give DistributedDataParallel the group of the other::
+
+            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "classes"))
+            model = Classifier(net, head.shard(mesh["classes"]))
+            model = DistributedDataParallel(model, process_group=mesh["data"].get_group())
+        """
+        from dropmax.sharding import ShardedLinear, group_of
+
+        group = group_of(mesh, self.num_classes)
+        for name in self.maps.values():
+            linear = getattr(self, name)
+            if type(linear) is not nn.Linear:
+                raise InvalidValue(
+                    f"{name} is a {type(linear).__name__}: a head is sharded once, and before it is changed"
+                )
+        for name in self.maps.values():
+            setattr(self, name, ShardedLinear(getattr(self, name), group))
+        return self
 
     def retain_probs(self, features: Tensor) -> Tensor:
         """Return rho(x), the probability ``(..., K)`` that each class is retained; ones where there are no masks."""
@@ -238,6 +311,12 @@ class Head(nn.Module):
 
     # --- what a head fills in ------------------------------------------------------------------------------------
 
+    def _row_terms(
+        self, rows: Tensor, target: Tensor, noise: Tensor | None, batch_shape: Sequence[int]
+    ) -> dict[str, Tensor]:
+        """Return what :meth:`_terms` returns, drawing the noise that a caller did not bring."""
+        return self._terms(rows, target, self._noise(rows, noise, batch_shape))
+
     def _terms(self, rows: Tensor, target: Tensor, noise: Tensor) -> dict[str, Tensor]:
         """Return each term of the objective for each row; ``noise`` is empty where the head asked for none."""
         return self._terms_of_logits(self._mapped(rows), target, noise)
@@ -257,6 +336,12 @@ class Head(nn.Module):
         """Return what :meth:`predict_proba` returns, its options having been checked."""
         return _wide(self(features)).softmax(-1)
 
+    def _logits_of_classes(self, rows: Tensor, here: slice) -> Tensor | None:
+        """Return the logits of the mean prediction for some of this rank's classes; None where others matter to them."""
+        if type(self).forward is not Head.forward or type(self)._probabilities is not Head._probabilities:
+            return None
+        return _wide(linear_part(self.classifier, rows, here))
+
     def _coefficients(self) -> dict[str, float]:
         """Return the weight of each term in the total."""
         return {"cross_entropy": 1.0}
@@ -264,6 +349,25 @@ class Head(nn.Module):
     def noise_shape(self, num_rows: int) -> tuple[int, ...] | None:
         """Return the shape of the uniform noise :meth:`loss` takes for this many rows; None where it draws none."""
         return None
+
+    @property
+    def _shards(self) -> ShardedLinear | None:
+        """The class logits' map where ranks share the classes."""
+        return self.classifier if hasattr(self.classifier, "gather") else None  # type: ignore[return-value]
+
+    def _streamed_topk(self, rows: Tensor, k: int) -> TopK:
+        def logits_of(here: slice) -> Tensor:
+            logits = self._logits_of_classes(rows, here)
+            if logits is None:
+                raise ValueError(f"{self.name} has no logits of some classes")
+            return logits
+
+        shards = self._shards
+        mine = self.num_classes if shards is None else shards.out_features
+        values, indices, normaliser = streamed_topk(logits_of, len(rows), mine, k)
+        if shards is not None:
+            values, indices, normaliser = shards.best_of_all(values, indices, normaliser, k)
+        return TopK((values - normaliser.unsqueeze(-1)).exp(), indices)
 
     # --- shared by the heads -------------------------------------------------------------------------------------
 
@@ -291,11 +395,26 @@ class Head(nn.Module):
         if shape is None:
             return rows.new_empty(0)
         if noise is None:
-            return torch.rand(shape, dtype=dtype, device=rows.device)
+            return self._drawn(shape, dtype, rows.device)
         expected = (*shape[:-2], *batch_shape, self.num_classes)
         if tuple(noise.shape) != expected:
             raise InvalidValue(f"noise has shape {tuple(noise.shape)}, but this call needs {expected}")
         return noise.to(dtype).reshape(shape)
+
+    def _drawn(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Draw uniform noise: by a hash where ranks must agree or a compiler can fuse it, else by torch's generator."""
+        if self._shards is None and not (torch.compiler.is_compiling() and not _is_exporting()):
+            return torch.rand(*shape, dtype=dtype, device=device)
+        return uniform(self._seed(device), math.prod(shape[:-1]), 0, shape[-1], dtype).view(*shape)
+
+    def _seed(self, device: torch.device) -> Tensor:
+        """Draw a seed, the same on all ranks that share the classes."""
+        seed = draw_seed(device)
+        if self._shards is not None:
+            from dropmax.sharding import shared_seed
+
+            seed = shared_seed(seed, self._shards.group)
+        return seed
 
 
 def option_defaults(head: type[Head]) -> dict[str, Any]:
@@ -338,6 +457,15 @@ def unknown_option(head: type[Head], option: str) -> str:
     )
 
 
+def linear_part(linear: nn.Linear, rows: Tensor, here: slice) -> Tensor:
+    """Return some of the outputs of a linear map.
+
+    >>> linear_part(nn.Linear(4, 9), torch.zeros(2, 4), slice(3, 5)).shape
+    torch.Size([2, 2])
+    """
+    return F.linear(rows, linear.weight[here], None if linear.bias is None else linear.bias[here])
+
+
 def keep_target(mask: Tensor, target: Tensor) -> Tensor:
     """Return the mask with 1 for the target of each row.
 
@@ -346,6 +474,10 @@ def keep_target(mask: Tensor, target: Tensor) -> Tensor:
             [0., 0., 1.]])
     """
     return mask.scatter(-1, target.long().unsqueeze(-1), 1.0)
+
+
+def _is_exporting() -> bool:
+    return getattr(torch.compiler, "is_exporting", bool)()  # torch 2.6 does not have it
 
 
 def _class_weight(

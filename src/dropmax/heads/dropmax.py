@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dropmax import exact
-from dropmax.checks import check_choice, check_flag, check_target, check_weight
+from dropmax.blocked import KEPT_BYTES, RowTerms, Settings, blocked_terms, choose_block
+from dropmax.checks import check_choice, check_count, check_flag, check_target, check_weight, is_transformed
 from dropmax.errors import InvalidValue
 from dropmax.functional import _wide, mask_entropy
 from dropmax.heads.base import SharedOptions, keep_target
 from dropmax.heads.masked import MaskedHead
-from dropmax.objective import regularisers
+from dropmax.objective import LEAST_EPSILON, regularisers
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+#: Without ``chunk_classes``, the loss is computed block by block where the logits of a batch would need more than this.
+WHOLE_BYTES = 2**25
 
 
 class DropMax(MaskedHead):
@@ -45,6 +51,9 @@ class DropMax(MaskedHead):
             without a gradient, so that r learns from the labels alone.
         cross_entropy_weight, kl_weight, entropy_weight, auxiliary_weight: weights of the terms; the paper needs none.
         epsilon: what is left of a dropped class.
+        chunk_classes: compute the loss block by block, this many classes at a time, without ever holding the logits of
+            all classes (:mod:`dropmax.blocked`): the same loss and gradients in memory of size batch x block. None
+            decides by the size of the logits, 0 never does. Needs ``likelihood="sampled"``.
 
     >>> import torch
     >>> head = DropMax(in_features=512, num_classes=100)
@@ -75,6 +84,7 @@ class DropMax(MaskedHead):
         entropy_weight: float = 1.0,
         auxiliary_weight: float = 1.0,
         epsilon: float = 1e-20,
+        chunk_classes: int | None = None,
         **shared: Unpack[SharedOptions],
     ) -> None:
         super().__init__(in_features, num_classes, temperature=temperature, samples=samples, epsilon=epsilon, **shared)
@@ -91,6 +101,9 @@ class DropMax(MaskedHead):
                 f"label_smoothing={self.label_smoothing} needs likelihood='sampled', not {likelihood!r}: spread "
                 "over the retained classes of all masks at once, it has no closed form"
             )
+        if chunk_classes is not None:
+            check_count("chunk_classes", chunk_classes, least=0)
+        self.chunk_classes = chunk_classes
         self.likelihood = likelihood
         self.stop_gradient = stop_gradient
         self.prior_correction = prior_correction
@@ -99,6 +112,8 @@ class DropMax(MaskedHead):
         self.kl_weight = kl_weight
         self.entropy_weight = entropy_weight
         self.auxiliary_weight = auxiliary_weight
+        if chunk_classes and self._why_whole() is not None:
+            raise InvalidValue(f"chunk_classes={chunk_classes} is not possible: {self._why_whole()}")
 
     def posterior_probs(self, features: Tensor, target: Tensor) -> Tensor:
         """Return q(z | x, y) of equation 10: ``sigmoid(a + r)``, and 1 for the target."""
@@ -124,13 +139,87 @@ class DropMax(MaskedHead):
         of_features = () if self.stop_gradient == "logits" else ("_retain_logits_of_features_only",)
         return ("classifier", "retain", "correction", *of_features)
 
+    # --- block by block ------------------------------------------------------------------------------------------
+
+    def _row_terms(
+        self, rows: Tensor, target: Tensor, noise: Tensor | None, batch_shape: Sequence[int]
+    ) -> dict[str, Tensor]:
+        block = self._block_size(rows)
+        if not block:
+            return super()._row_terms(rows, target, noise, batch_shape)
+        seed_or_noise = self._seed(rows.device) if noise is None else self._noise(rows, noise, batch_shape)
+        linear = [getattr(self, name) for name in self.maps.values()]
+        settings = self._block_settings(rows, block)
+        if self._shards is not None:
+            from dropmax.sharding import sharded_terms
+
+            terms = sharded_terms(rows, linear, target, seed_or_noise, settings, self.class_weight)
+        else:
+            maps = [p for x in linear for p in (x.weight, x.bias)]
+            terms = blocked_terms(rows, maps, target, seed_or_noise, settings, self.class_weight)
+        return self._named_terms(terms, target)
+
+    def _block_size(self, rows: Tensor) -> int:
+        """Return how many classes to compute at a time, 0 for all of them with the plain equations."""
+        if self.chunk_classes == 0 or self._why_whole() is not None:
+            return 0
+        linear = [getattr(self, name) for name in self.maps.values()]
+        kind = nn.Linear if self._shards is None else type(self._shards)
+        if any(type(x) is not kind or x.bias is None for x in linear):  # somebody's adapter or parametrisation
+            return 0
+        if any(is_transformed(x) for x in (rows, *(p for x in linear for p in x.parameters()))):
+            return 0
+        if self.chunk_classes:
+            return min(self.chunk_classes, self.num_classes)
+        size = 3 * len(rows) * self.num_classes * _wide(rows).element_size()
+        if size <= WHOLE_BYTES and self._shards is None:
+            return 0
+        return choose_block(len(rows), self.num_classes)
+
+    def _block_settings(self, rows: Tensor, block: int) -> Settings:
+        size = (3 + self.samples) * len(rows) * self.num_classes * _wide(rows).element_size()
+        return Settings(
+            block=block,
+            keep=torch.is_grad_enabled() and size <= KEPT_BYTES,
+            temperature=self.temperature,
+            epsilon=self.epsilon,
+            samples=self.samples,
+            smooth=self.label_smoothing > 0,
+            base_rate=math.log(self.num_classes - 1) if self.prior_correction else 0.0,
+            mask_gradient=self.mask_gradient,
+            stop_parameters=self.stop_gradient == "parameters",
+        )
+
+    def _why_whole(self) -> str | None:
+        """Return why the loss of this head needs the logits of all classes at once; None if it does not."""
+        if self.likelihood != "sampled":
+            return f"likelihood={self.likelihood!r} integrates over the masks of all classes together, use 'sampled'"
+        if self.epsilon < LEAST_EPSILON:
+            return f"epsilon={self.epsilon} would underflow, use at least {LEAST_EPSILON}"
+        if type(self)._terms_of_logits is not DropMax._terms_of_logits or len(self.maps) != 3:
+            return f"the loss of {self.name!r} has no blocked form"
+        return None
+
+    def _named_terms(self, terms: RowTerms, target: Tensor) -> dict[str, Tensor]:
+        cross_entropy = self._class_weighted(terms.nll, target)
+        if self.label_smoothing:
+            cross_entropy = (1 - self.label_smoothing) * cross_entropy + self.label_smoothing * terms.smooth
+        return {
+            "cross_entropy": cross_entropy,
+            "kl": terms.kl,
+            "entropy": terms.entropy,
+            "auxiliary": terms.auxiliary,
+        }
+
+    # --- from whole logits ---------------------------------------------------------------------------------------
+
     def _terms_of_logits(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor) -> dict[str, Tensor]:
         o, a = _wide(logits["classifier"]), _wide(logits["retain"])
         if self.likelihood == "marginal":
             nll = -exact.log_marginal(o, a, target)
             return {"cross_entropy": self._class_weighted(nll, target), "entropy": mask_entropy(a)}
         r = _wide(logits["correction"])
-        stopped = a.detach() if self.stop_gradient == "logits" else logits["_retain_logits_of_features_only"]
+        stopped = a.detach() if self.stop_gradient == "logits" else _wide(logits["_retain_logits_of_features_only"])
         b = stopped + r
         if not self.mask_gradient:
             b = b.detach()

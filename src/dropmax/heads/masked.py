@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from dropmax import exact
-from dropmax.checks import check_count, check_features, check_positive, check_probability
+from dropmax.checks import check_count, check_features, check_positive, check_probability, is_traced
 from dropmax.functional import _wide, mean_logits
-from dropmax.heads.base import Head, SharedOptions
+from dropmax.heads.base import Head, SharedOptions, linear_part
 from dropmax.objective import sampled_nll
+from dropmax.prediction import BLOCK_NUMBERS, row_blocks
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -70,10 +71,29 @@ class MaskedHead(Head):
         check_features(features, self.in_features)
         return mean_logits(self.classifier(features), self.retain(features))
 
+    def _logits_of_classes(self, rows: Tensor, here: slice) -> Tensor | None:
+        own = type(self).forward is MaskedHead.forward and type(self)._probabilities is MaskedHead._probabilities
+        if not own or not isinstance(self.retain, nn.Linear):
+            return None
+        o, a = linear_part(self.classifier, rows, here), linear_part(self.retain, rows, here)
+        return mean_logits(_wide(o), _wide(a))
+
     def _probabilities(self, features: Tensor, mode: str, samples: int, generator: torch.Generator | None) -> Tensor:
+        check_features(features, self.in_features)
+        rows = features.reshape(-1, self.in_features)
+        if torch.is_grad_enabled() or is_traced(features) or len(rows) * self.num_classes <= BLOCK_NUMBERS:
+            return self._all_probabilities(features, mode, samples, generator)
+        # Nothing of size batch x classes but what is returned.
+        found = _wide(rows).new_empty(len(rows), self.num_classes)
+        for here in row_blocks(len(rows), self.num_classes):
+            found[here] = self._all_probabilities(rows[here], mode, samples, generator)
+        return found.view(*features.shape[:-1], self.num_classes)
+
+    def _all_probabilities(
+        self, features: Tensor, mode: str, samples: int, generator: torch.Generator | None
+    ) -> Tensor:
         if mode == "mean":
             return super()._probabilities(features, mode, samples, generator)
-        check_features(features, self.in_features)
         o, a = _wide(self.classifier(features)), _wide(self.retain(features))
         return monte_carlo(o, a, samples, generator) if mode == "mc" else exact.predictive(o, a)
 
