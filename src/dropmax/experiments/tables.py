@@ -125,7 +125,7 @@ def make_table(store: Store, metric: str = "error", *, mode: str = "mean") -> Ta
             values = {r["seed"]: factor * r["test"][mode][metric] for r in found if mode in r.get("test", {})}
             failed = [result["reason"] for result in found if result["status"] == "failed"]
             cells[variant, column.data] = Cell(values, _note(len(values), failed, plan.runs), paper)
-        cells |= _compared({key: cell for key, cell in cells.items() if key[1] == column.data})
+        cells |= compared({key: cell for key, cell in cells.items() if key[1] == column.data})
     title = f"{'Study' if plan.is_study else 'Table 1'}: {name}, mode {mode}"
     return Table(title, metric, columns, rows, cells, _notes(plan, metric), _provenance(store, results))
 
@@ -138,7 +138,7 @@ def _note(done: int, failed: list[str], planned: int) -> str:
     return f"{done} of {planned} runs" + (f", {len(failed)} failed" if failed else "")
 
 
-def _compared(column: dict[tuple[str, str], Cell]) -> dict[tuple[str, str], Cell]:
+def compared(column: dict[tuple[str, str], Cell]) -> dict[tuple[str, str], Cell]:
     """Mark the best of a column, and the rows a paired test cannot tell from it."""
     with_numbers = {key: cell for key, cell in column.items() if cell.mean is not None}
     if not with_numbers:

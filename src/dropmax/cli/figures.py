@@ -1,0 +1,103 @@
+"""``dropmax figures``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dropmax.cli.options import DataDir, Threads, use_threads
+
+if TYPE_CHECKING:
+    from dropmax.figures.registry import Made
+
+
+def figures(
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="Run directories: softmax and dropmax on the same data show most.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Directory for the pictures and captions.md.")] = Path("figures"),
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Make just this figure; may be repeated, or a list with commas. See --list.", metavar="NAME"),
+    ] = None,
+    form: Annotated[str, typer.Option("--format", help="png, svg and pdf, separated by commas.")] = "png,svg",
+    record: Annotated[
+        bool,
+        typer.Option("--record", help="Train the runs again to see every step, once, for the figures of training."),
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace pictures that are there.")] = False,
+    show_list: Annotated[bool, typer.Option("--list", help="Say which figures there are and what each needs.")] = False,
+    data_dir: DataDir = None,
+    threads: Threads = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Draw every figure of the paper, and some more, that these runs allow."""
+    from dropmax.figures.registry import FIGURES, make_figures
+    from dropmax.figures.runs import load_runs
+
+    if show_list:
+        _list(as_json)
+        return
+    use_threads(threads)
+    width = max(map(len, FIGURES))
+    loaded = load_runs(runs or [], data_dir)
+    made = make_figures(
+        loaded,
+        out,
+        only=_split(only or []),
+        formats=_split([form]),
+        recorded=record,
+        force=force,
+        tell=(lambda one: None) if as_json else lambda one: print(_line(one, width), flush=True),
+    )
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "made": [
+                        {"figure": one.name, "files": list(map(str, one.files)), "caption": one.caption}
+                        for one in made
+                        if one.files
+                    ],
+                    "not_made": [{"figure": one.name, "why": one.why_not} for one in made if not one.files],
+                }
+            )
+        )
+    elif any(one.files for one in made):
+        if loaded and len({(run.recipe.data.name, run.label) for run in loaded}) == len(loaded):
+            print("One run a method: no bands over seeds. Give runs of other seeds for them.", file=sys.stderr)
+        print(f"Captions, and the command that made them: {out / 'captions.md'}", file=sys.stderr)
+
+
+def _split(values: list[str]) -> list[str]:
+    return [part.strip() for value in values for part in value.split(",") if part.strip()]
+
+
+def _line(one: Made, width: int) -> str:
+    if not one.files:
+        return f"{one.name:<{width}}  not made: {one.why_not}"
+    first, *others = one.files
+    return " ".join([f"{one.name:<{width}}  {first}", *(path.suffix for path in others)])
+
+
+def _list(as_json: bool) -> None:
+    from dropmax.figures.registry import FIGURES
+
+    if as_json:
+        rows = [
+            {"figure": f.name, "paper": f.place, "needs": f.needs.words(), "caption": f.caption}
+            for f in FIGURES.values()
+        ]
+        print(json.dumps(rows))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("figure", "in the paper", "needs", box=None)
+    for figure in FIGURES.values():
+        table.add_row(figure.name, figure.place, figure.needs.words())
+    Console().print(table)

@@ -1,0 +1,48 @@
+"""``dropmax report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dropmax.cli.options import AsJson, DataDir, Threads, use_threads
+from dropmax.errors import RunError
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories; several are compared.")],
+    out: Annotated[Path, typer.Option(help="The new HTML file.")] = Path("report.html"),
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    data_dir: DataDir = None,
+    threads: Threads = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Write what runs found into one HTML file: numbers, curves, calibration, confusions, the hardest examples."""
+    if out.exists() and not force:
+        raise RunError(f"{out} exists: choose another file with --out, or replace it with --force")
+    if out.is_dir() or not out.parent.is_dir():
+        raise RunError(f"{out} cannot be written: --out names a new file in a directory that is there")
+    import json
+    import shlex
+    import sys
+
+    from dropmax import metrics
+    from dropmax.figures.runs import load_runs
+    from dropmax.files import write_atomically
+    from dropmax.report import make_report
+
+    use_threads(threads)
+    loaded = load_runs(runs, data_dir)
+    page = make_report(loaded, shlex.join(["dropmax", *sys.argv[1:]]))
+    write_atomically(out, page)
+    if as_json:
+        found = [
+            {"run": str(run.path), "method": run.label, "seed": run.seed, "data": run.recipe.data.name}
+            | metrics.evaluate(run.outputs.probs, run.outputs.labels)
+            for run in loaded
+        ]
+        print(json.dumps({"report": str(out), "runs": found}))
+    else:
+        print(f"The report is in {out} ({len(page.encode()) / 1e6:.1f} MB): open it in a browser.")
