@@ -37,7 +37,10 @@ def train(
     device: Device = None,
     threads: Threads = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace an old run in the run directory.")] = False,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write curves for TensorBoard too.")] = False,
+    log: Annotated[
+        list[str] | None, typer.Option(help="Log to tensorboard, mlflow or wandb too; may be repeated.")
+    ] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Short for --log tensorboard.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a head on a data set, into a run directory."""
@@ -62,14 +65,16 @@ def train(
     else:
         chosen = _choose(data, recipe, head, seed, epochs, settings or [])
     from dropmax import training
+    from dropmax.training.callbacks import make_callbacks
 
     use_threads(threads)
+    callbacks = make_callbacks([*(log or []), *["tensorboard"] * tensorboard])
     if chosen is None:
         assert resume is not None
-        run = training.resume(resume, data_dir=data_dir, device=device, tensorboard=tensorboard)
+        run = training.resume(resume, data_dir=data_dir, device=device, callbacks=callbacks)
     else:
         place = out or Path("runs") / f"{Path(chosen.data.name).stem}-{chosen.head['name']}-{chosen.training.seed}"
-        run = training.train(chosen, place, data_dir=data_dir, device=device, force=force, tensorboard=tensorboard)
+        run = training.train(chosen, place, data_dir=data_dir, device=device, force=force, callbacks=callbacks)
     _report(run.path, run.metrics(), as_json)
 
 

@@ -7,9 +7,9 @@ becomes a product over classes. What is left is one smooth integral, which a few
 error, in O(batch x classes x nodes) time and O(batch x classes) memory. See docs/exact.md.
 
 All functions take logits of shape (..., K) and targets of shape (...), are differentiable (once) in both tensors of
-logits, and work under ``torch.compile``, ``torch.vmap`` and ``torch.func.grad``. Half precision is computed and
-returned in float32. ``step`` is the distance of quadrature nodes in log s: by default 1/2 in float32 (errors about
-1e-7) and 5/16 in float64 (about 1e-12). The cost is inversely proportional to it.
+logits, and work under ``torch.compile``, ``torch.vmap`` and ``torch.func.grad``; ``torch.export`` takes predictive and
+variance. Half precision is computed and returned in float32. ``step`` is the distance of quadrature nodes in log s: by
+default 1/2 in float32 (errors about 1e-7) and 5/16 in float64 (about 1e-12). The cost is inversely proportional to it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from dropmax.checks import check_positive, check_target
 from dropmax.errors import InvalidType, InvalidValue
+from dropmax.exact import portable
 from dropmax.exact.autograd import Moments, Posterior, ScalarOfTarget
 
 __all__ = ["expected_nll", "log_marginal", "posterior", "predictive", "variance"]
@@ -40,6 +41,8 @@ def predictive(logits: Tensor, retain_logits: Tensor, *, step: float | None = No
     tensor([0.6652, 0.2447, 0.0900])
     """
     logits, retain_logits = _same_shape_and_dtype(logits, retain_logits, "retain_logits", step)
+    if _is_exporting():
+        return portable.moments(logits, retain_logits, 1)[0].to(logits.dtype)
     (mean,) = Moments.apply(logits, retain_logits, 1, step)
     return mean
 
@@ -60,7 +63,10 @@ def variance(logits: Tensor, retain_logits: Tensor, *, step: float | None = None
     tensor([0., 0., 0.])
     """
     logits, retain_logits = _same_shape_and_dtype(logits, retain_logits, "retain_logits", step)
-    mean, second = Moments.apply(_widen(logits), _widen(retain_logits), 2, step)
+    if _is_exporting():
+        mean, second = portable.moments(logits, retain_logits, 2)
+    else:
+        mean, second = Moments.apply(_widen(logits), _widen(retain_logits), 2, step)
     return (second - mean.square()).clamp_min(0).to(logits.dtype)
 
 
@@ -141,6 +147,11 @@ def _same_shape_and_dtype(logits: Tensor, mask_logits: Tensor, name: str, step: 
     if dtype != torch.float64:
         dtype = torch.float32
     return logits.to(dtype), mask_logits.to(dtype)
+
+
+def _is_exporting() -> bool:
+    """Say whether ``torch.export`` is tracing: its graph must hold plain operations, not ours."""
+    return getattr(torch.compiler, "is_exporting", bool)()  # torch 2.6 does not have it
 
 
 def _widen(tensor: Tensor) -> Tensor:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dropmax.training.callbacks import Callback, MLflow, TensorBoard, WandB
 from dropmax.training.loop import Interrupted, load_data, resume, train
 from dropmax.training.rundir import RunDirectory
 from dropmax.training.trained import TrainedModel, build, load_model, save_model
 
 __all__ = [
+    "Callback",
     "Interrupted",
+    "MLflow",
     "RunDirectory",
+    "TensorBoard",
     "TrainedModel",
+    "WandB",
     "build",
     "load_data",
     "load_model",

@@ -7,7 +7,7 @@ import json
 import math
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from dropmax.errors import InvalidValue, RunError
 from dropmax.evaluation import measure
 from dropmax.provenance import provenance
 from dropmax.recipes import Recipe
+from dropmax.training.callbacks import Callback, Callbacks, make_callbacks
 from dropmax.training.distributed import Ranks, process_group
 from dropmax.training.progress import Progress
 from dropmax.training.rundir import RunDirectory
@@ -47,9 +48,20 @@ def train(
     device: str | None = None,
     force: bool = False,
     tensorboard: bool = False,
+    callbacks: Sequence[Callback] = (),
     quiet: bool = False,
 ) -> RunDirectory:
     """Train what the recipe says into a new run directory.
+
+    Args:
+        recipe: what to train.
+        out: the run directory.
+        data_dir: where data sets are.
+        device: ``"cpu"``, ``"cuda"``, ...; a GPU where there is one by default.
+        force: whether an old run in ``out`` may be replaced.
+        tensorboard: short for one more callback, :class:`~dropmax.training.TensorBoard`.
+        callbacks: told of every epoch (:class:`~dropmax.training.Callback`); one that fails is dropped with a warning.
+        quiet: whether to show no progress.
 
     >>> import tempfile
     >>> from dropmax.recipes import load_recipe
@@ -58,6 +70,7 @@ def train(
     >>> sorted(run.metrics()[0])
     ['epoch', 'learning_rate', 'masks', 'step', 'train', 'validation']
     """
+    logs = [*callbacks, *make_callbacks(["tensorboard"] * tensorboard)]  # what is missing is said before the work
     with process_group() as ranks:
         place = _device(device, ranks)
         data = load_data(recipe, data_dir)
@@ -66,7 +79,7 @@ def train(
         if ranks.is_first:
             run = RunDirectory.create(out, recipe, provenance(seeds=[recipe.training.seed]), force=force)
         ranks.wait()
-        _train(run, recipe, data, ranks, place, tensorboard, quiet)
+        _train(run, recipe, data, ranks, place, logs, quiet)
     return run
 
 
@@ -76,16 +89,21 @@ def resume(
     data_dir: Path | str | None = None,
     device: str | None = None,
     tensorboard: bool = False,
+    callbacks: Sequence[Callback] = (),
     quiet: bool = False,
 ) -> RunDirectory:
-    """Go on with a run that was stopped or killed; it ends with the bytes it would have had anyway."""
+    """Go on with a run that was stopped or killed; it ends with the bytes it would have had anyway.
+
+    Callbacks are passed anew; the logs that come with dropmax go on where they stopped.
+    """
+    logs = [*callbacks, *make_callbacks(["tensorboard"] * tensorboard)]
     with process_group() as ranks:
         run = RunDirectory.open(out)
         recipe = run.recipe()
         if ranks.is_first:
             run.remove_leftovers()
         if not (run.path / "model.safetensors").exists():
-            _train(run, recipe, load_data(recipe, data_dir), ranks, _device(device, ranks), tensorboard, quiet)
+            _train(run, recipe, load_data(recipe, data_dir), ranks, _device(device, ranks), logs, quiet)
     return run
 
 
@@ -109,7 +127,13 @@ def load_data(recipe: Recipe, data_dir: Path | str | None = None) -> Dataset:
 
 
 def _train(
-    run: RunDirectory, recipe: Recipe, data: Dataset, ranks: Ranks, device: torch.device, tensorboard: bool, quiet: bool
+    run: RunDirectory,
+    recipe: Recipe,
+    data: Dataset,
+    ranks: Ranks,
+    device: torch.device,
+    logs: Sequence[Callback],
+    quiet: bool,
 ) -> None:
     options = recipe.training
     if options.batch_size % ranks.world_size:
@@ -165,11 +189,13 @@ def _train(
 
     # --- epochs --------------------------------------------------------------------------------------------------
     progress = Progress(recipe, len(batches), first_epoch, quiet=quiet or not ranks.is_first)
-    writer = _tensorboard(run.path) if tensorboard and ranks.is_first else None
+    callbacks = Callbacks(logs if ranks.is_first else ())
+    final = None  # the last row, once training has ended
     saved_at = time.monotonic()
     with progress, _terminated_as_interrupted():
         before = state(first_epoch)  # the last state to go on from, whenever somebody interrupts
         try:
+            callbacks.start(run.path, recipe, run.environment())
             for epoch in range(first_epoch, options.epochs):
                 before = state(epoch)
                 row = _epoch(
@@ -190,11 +216,12 @@ def _train(
                 log += line
                 if ranks.is_first:
                     run.append_log(line)
-                    _write_scalars(writer, row)
+                callbacks.epoch(row)
                 is_last = epoch + 1 == options.epochs
                 if ranks.is_first and (is_last or time.monotonic() - saved_at >= options.checkpoint_seconds):
                     run.save_checkpoint(state(epoch + 1))
                     saved_at = time.monotonic()
+            final = json.loads(log.splitlines()[-1])
         except KeyboardInterrupt:
             if ranks.is_first:
                 run.save_checkpoint(before)
@@ -206,9 +233,9 @@ def _train(
             if ranks.is_first:
                 run.save_checkpoint(before)
             raise RunError(f"{error}; the state before epoch {before['epoch'] + 1} is kept in {run.path}") from None
+        finally:
+            callbacks.end(final)
     if ranks.is_first:
-        if writer is not None:
-            writer.close()
         save_model(run.path / "model.safetensors", model, recipe, data)
     ranks.wait()
 
@@ -379,22 +406,3 @@ def _terminated_as_interrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
-
-
-def _tensorboard(path: Path) -> Any:
-    from dropmax.errors import MissingDependency
-
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise MissingDependency.extra("tensorboard", "tensorboard", "--tensorboard") from error
-    return SummaryWriter(str(path / "tensorboard"))
-
-
-def _write_scalars(writer: Any, row: dict[str, Any]) -> None:
-    if writer is None:
-        return
-    for part in ("train", "validation", "masks"):
-        for name, value in row.get(part, {}).items():
-            writer.add_scalar(f"{part}/{name}", value, row["epoch"])
-    writer.add_scalar("learning_rate", row["learning_rate"], row["epoch"])

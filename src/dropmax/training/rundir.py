@@ -97,6 +97,17 @@ class RunDirectory:
         except (ValueError, OSError) as error:
             raise RunError(f"{path} is damaged: {error}") from error
 
+    def environment(self) -> dict[str, Any]:
+        """Return the command, commit, versions and machine the run was begun with; empty where that was not kept."""
+        path = self.path / "environment.json"
+        try:
+            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except (ValueError, OSError) as error:
+            raise RunError(f"{path} is damaged: {error}") from error
+        return found
+
     # --- checkpoints ---------------------------------------------------------------------------------------------
 
     def save_checkpoint(self, state: dict[str, Any]) -> Path:
@@ -158,7 +169,7 @@ class RunDirectory:
             for p in self.path.iterdir()
             if p.name not in _OURS
             and not _CHECKPOINT.fullmatch(p.name)
-            and p.name != "tensorboard"
+            and p.name not in ("tensorboard", "wandb")
             and not (p.name.startswith(".") and p.name.endswith(".tmp"))
         ]
         if strangers:

@@ -1,0 +1,53 @@
+"""``torch.compile(fullgraph=True)`` of everything a head does, in every mode, against eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from dropmax import HEADS, Head, make_head
+
+Call = Callable[[Tensor, Tensor], dict[str, Tensor]]
+
+
+def everything(head: Head) -> Call:
+    """All that a head answers, as one function for the compiler to take whole."""
+    return lambda h, y: {
+        "forward": head(h),
+        "mean": head.predict_proba(h, "mean"),
+        "mc": head.predict_proba(h, "mc", samples=7),
+        "exact": head.predict_proba(h, "exact"),
+        "std": head.predictive_std(h),
+        "retain": head.retain_probs(h),
+        "posterior": head.posterior_probs(h, y),
+        "loss": head.loss(h, y).total,
+    }
+
+
+def check(head: Head, call: Call) -> None:
+    torch._dynamo.reset()
+    features, target = torch.randn(4, 6), torch.randint(5, (4,))
+    # "aot_eager" traces forward and backward whole, as Inductor would, and skips its slow code generation.
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    results = []
+    for function in (call, compiled):
+        torch.manual_seed(1)  # masks are drawn anew in each call: the same ones
+        found = function(features, target)
+        gradients = torch.autograd.grad(found["loss"], list(head.parameters()), allow_unused=True)
+        results.append((found, [gradient for gradient in gradients if gradient is not None]))
+    torch.testing.assert_close(results[1], results[0])
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_every_head_in_every_mode(name: str) -> None:
+    head = make_head(name, 6, 5)
+    check(head, everything(head))
+
+
+@pytest.mark.parametrize("options", [{"likelihood": "marginal"}, {"samples": 3}, {"label_smoothing": 0.1}], ids=str)
+def test_every_likelihood_of_dropmax(options: dict[str, object]) -> None:
+    head = make_head("dropmax", 6, 5, **options)
+    check(head, lambda h, y: {"loss": head.loss(h, y).total})
