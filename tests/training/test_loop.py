@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from dropmax import metrics
-from dropmax.errors import DropMaxError, MissingDependency, RunError
+from dropmax.errors import DropMaxError, InvalidValue, MissingDependency, RunError
 from dropmax.evaluation import predict
 from dropmax.recipes import Recipe, load_recipe
 from dropmax.training import RunDirectory, load_data, load_model, resume, train
@@ -313,3 +313,10 @@ def test_tensorboard_is_written_or_its_extra_named(tmp_path: Path, monkeypatch: 
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(MissingDependency, match=r"dropmax\[tensorboard\]"):
         train(small(training__epochs=1), tmp_path / "other", tensorboard=True, quiet=True)
+
+
+def test_a_device_that_is_not_there_is_named_and_the_model_not_called_damaged(tmp_path: Path) -> None:
+    recipe = load_recipe("mnist-1k").override({"training.epochs": 1, "data.train_size": 50, "data.validation_size": 50})
+    run = train(recipe, tmp_path / "run", quiet=True)
+    with pytest.raises(InvalidValue, match="cannot use the device 'gpu'"):
+        load_model(run.path, device="gpu")

@@ -8,7 +8,20 @@ from typing import Annotated
 
 import typer
 
-from dropmax.cli import data, demo, diagnose, evaluate, predict, reproduce, train
+from dropmax.cli import (
+    data,
+    demo,
+    diagnose,
+    doctor,
+    evaluate,
+    explore,
+    export,
+    figures,
+    predict,
+    report,
+    reproduce,
+    train,
+)
 from dropmax.errors import DropMaxError
 
 __all__ = ["app", "main"]
@@ -24,7 +37,12 @@ app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("diagnose")(diagnose.diagnose)
+app.command("export")(export.export)
+app.command("figures")(figures.figures)
+app.command("report")(report.report)
+app.command("explore")(explore.explore)
 app.command("reproduce")(reproduce.reproduce)
+app.command("doctor")(doctor.doctor)
 
 
 @app.callback(invoke_without_command=True)

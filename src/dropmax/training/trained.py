@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dropmax.classifier import Classifier
 from dropmax.data import Batches, Dataset, Split, normalise
-from dropmax.errors import DropMaxError, RunError
+from dropmax.errors import DropMaxError, InvalidValue, RunError
 from dropmax.files import write_atomically
 from dropmax.heads import make_head
 from dropmax.networks import feature_size, make_network
@@ -101,8 +101,8 @@ def load_model(path: Path | str, *, device: torch.device | str = "cpu") -> Train
         model.load_state_dict(safetensors.torch.load_file(file))
         if recipe.training.channels_last and len(input_shape) == 3:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return TrainedModel(
-            model.to(device).eval(),
+        trained = TrainedModel(
+            model.eval(),
             recipe,
             tuple(about["classes"]),
             input_shape,
@@ -114,3 +114,8 @@ def load_model(path: Path | str, *, device: torch.device | str = "cpu") -> Train
         raise
     except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise RunError(f"{file} is damaged or not a model of dropmax: {str(error).splitlines()[0]}") from error
+    try:
+        trained.model.to(device)
+    except (RuntimeError, AssertionError) as error:  # what torch raises for a name it does not know, or no such device
+        raise InvalidValue(f"cannot use the device {str(device)!r}: {str(error).splitlines()[0]}") from error
+    return trained

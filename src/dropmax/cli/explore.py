@@ -1,0 +1,58 @@
+"""``dropmax explore``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dropmax.cli.options import DataDir, use_threads
+from dropmax.errors import MissingDependency
+
+
+def explore(
+    run: Annotated[Path, typer.Argument(help="A run directory, or a model.safetensors.")],
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; only this machine can reach 127.0.0.1.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.", min=0, max=65535)] = 8765,
+    open_browser: Annotated[bool, typer.Option("--open/--no-browser", help="Open the page in a browser.")] = False,
+    data_dir: DataDir = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
+    threads: Annotated[
+        int, typer.Option(help="CPU threads; by default as many as torch likes at the start, and one an answer.", min=0)
+    ] = 0,
+) -> None:
+    """Look at a trained model in the browser: its test examples, your own images, and a map of its classes."""
+    try:
+        from dropmax.explorer import server
+        from dropmax.explorer.app import create_app
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] not in ("fastapi", "starlette", "uvicorn", "h11", "anyio"):
+            raise
+        raise MissingDependency.extra(error.name or "fastapi", "explore", "the explorer") from error
+    from dropmax.explorer import Explorer
+
+    use_threads(threads)
+    with server.bind(host, port) as bound:  # a port that is taken should be known before the model is measured
+        explorer = Explorer.open(run, data_dir=data_dir, device=device)
+        # One image at a time is too little to share: on a busy machine two threads wait longer than one works.
+        use_threads(threads or 1)
+        app = create_app(explorer, host)
+        place = server.address(bound)
+        if not server.is_loopback(bound):
+            print(
+                f"dropmax: warning: listening on {host}, everyone who can reach this machine can use the explorer",
+                file=sys.stderr,
+            )
+
+        def on_start() -> None:
+            print(f"The explorer is at {place}  (Ctrl-C stops it)", flush=True)
+            if open_browser:
+                import webbrowser
+
+                webbrowser.open(place)
+
+        server.serve(app, bound, on_start=on_start)

@@ -1,0 +1,150 @@
+"""Who may ask, and how every answer leaves: hosts and origins checked, strict headers, no traceback ever."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+import sys
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+__all__ = ["Guard", "allowed_host", "same_origin"]
+
+#: Requests at work at once; beyond it newcomers are asked to come back.
+MOST_REQUESTS = 256
+
+HEADERS = {
+    # The page is files of our own and nothing else: no inline code, no eval, no other site, no frame around it.
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+_HOST = re.compile(r"(?:\[(?P<six>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::\d{1,5})?", re.IGNORECASE)
+
+
+class Guard:
+    """ASGI middleware around the explorer for a server bound to the address ``bound``.
+
+    A page of another site could have its own name point to 127.0.0.1 and then read this server (DNS rebinding): so
+    the name asked for must be one that only we answer to. Such a page could also post to it: so a POST must come
+    from a page of ours. Programs that send no Origin, like curl, are no browsers and may ask.
+
+    >>> async def app(scope, receive, send): ...
+    >>> Guard(app, bound="127.0.0.1").bound
+    '127.0.0.1'
+    """
+
+    def __init__(self, app: ASGIApp, bound: str) -> None:
+        self.app, self.bound = app, bound
+        self.at_work = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse the request, or hand it on and let nothing but polite answers out."""
+        if scope["type"] == "lifespan":
+            return await self.app(scope, receive, send)
+        if scope["type"] != "http":
+            return await send({"type": "websocket.close", "code": 1008})
+        started = False
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        refusal = self._refusal(scope)
+        self.at_work += 1
+        try:
+            if refusal is not None:
+                await refusal(scope, receive, send_with_headers)
+            elif self.at_work > MOST_REQUESTS:
+                await polite(503, "The explorer is busy: please try again in a moment.")(
+                    scope, receive, send_with_headers
+                )
+            else:
+                await self.app(scope, receive, send_with_headers)
+        except Exception as error:
+            # A bug of ours. One line for whoever runs the server, nothing about our insides for whoever asked.
+            print(f"dropmax explore: {scope['method']} {scope['path']!r}: {error!r}", file=sys.stderr, flush=True)
+            if not started:
+                await polite(500, "Something went wrong here; the explorer goes on.")(scope, receive, send_with_headers)
+        finally:
+            self.at_work -= 1
+
+    def _refusal(self, scope: Scope) -> JSONResponse | None:
+        headers = Headers(scope=scope)
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or not allowed_host(hosts[0], self.bound):
+            return polite(421, "This explorer does not answer to that name: use the address it printed.")
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+        reads_only = scope["method"] in ("GET", "HEAD")
+        from_elsewhere = (
+            (not reads_only and origin is not None and not same_origin(origin, hosts[0]))
+            # A link from elsewhere may open the page itself, but no other page may read or include our data.
+            or (site in ("cross-site", "same-site") and not (reads_only and scope["path"] == "/"))
+        )
+        return polite(403, "Only the explorer's own page may ask for this.") if from_elsewhere else None
+
+
+def polite(status: int, sentence: str, **headers: str) -> JSONResponse:
+    """Return an error as every error of the explorer looks: ``{"error": sentence}``.
+
+    >>> polite(404, "There is nothing here.").body
+    b'{"error":"There is nothing here."}'
+    """
+    return JSONResponse({"error": sentence}, status, headers=headers)
+
+
+def allowed_host(host: str, bound: str) -> bool:
+    """Return whether a Host header names a server bound to ``bound``, in a way no other site's name can.
+
+    A server on a loopback address answers to loopback addresses and ``localhost``, with any port, so that a tunnel
+    works. One bound to another address answers to any literal address, which no name server can redirect, to the
+    name it was bound by and to this machine's name too.
+
+    >>> allowed_host("localhost:8765", "127.0.0.1"), allowed_host("evil.example:8765", "127.0.0.1")
+    (True, False)
+    >>> allowed_host("192.168.0.7:8765", "127.0.0.1"), allowed_host("192.168.0.7:8765", "0.0.0.0")
+    (False, True)
+    """
+    match = _HOST.fullmatch(host)
+    if match is None:
+        return False
+    name = (match["six"] or match["name"]).lower()
+    if name == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return not _is_loopback(bound) and name in (bound.lower(), socket.gethostname().lower())
+    return address.is_loopback or not _is_loopback(bound)
+
+
+def _is_loopback(bound: str) -> bool:
+    try:
+        return ipaddress.ip_address(bound).is_loopback
+    except ValueError:
+        return bound.lower() == "localhost"
+
+
+def same_origin(origin: str, host: str) -> bool:
+    """Return whether an Origin header is that of a page served under this Host.
+
+    >>> same_origin("http://127.0.0.1:8765", "127.0.0.1:8765"), same_origin("null", "127.0.0.1:8765")
+    (True, False)
+    """
+    return origin.lower() in (f"http://{host.lower()}", f"https://{host.lower()}")

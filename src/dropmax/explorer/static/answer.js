@@ -1,0 +1,147 @@
+// One answer of the model: the image it saw, what it says and how sure, and every class with its masks.
+
+import { h, number } from "./dom.js";
+
+/** Build the parts of an answer; `about` is the run, `truth` a class or null. */
+export function answerParts(about, answer, truth, onOtherMasks) {
+  const name = (k) => about.classes[k];
+  const right = truth === null ? null : answer.predicted === truth;
+  const verdict = h(
+    "div",
+    { className: "verdict" },
+    h("p", { className: "eyebrow" }, "The answer"),
+    h("p", { className: "says" }, name(answer.predicted)),
+    h(
+      "p",
+      { className: "sure" },
+      h("b", {}, number(answer.probability)),
+      about.masks === "random" ? ` ± ${number(answer.std, 2)}` : "",
+    ),
+    truth === null
+      ? null
+      : h(
+          "p",
+          { className: right ? "truth right" : "truth wrong" },
+          right ? "✓ which is right" : `✗ the truth is ${name(truth)}`,
+        ),
+  );
+  const seen = answer.image
+    ? h("img", { className: "seen", src: answer.image, alt: "What the network sees" })
+    : h("div", { className: "seen features", "aria-hidden": "true" }, "features");
+  return [
+    h("div", { className: "answer-head" }, seen, verdict),
+    confusions(about, answer, name),
+    classTable(about, answer, truth, name, onOtherMasks),
+  ];
+}
+
+/** The same answer in a sentence, for screen readers. */
+export function answerSentence(about, answer) {
+  const rivals = answer.confusable.map((rival) => about.classes[rival.class]);
+  const sure = about.masks === "random" ? `, plus or minus ${number(answer.std, 2)}` : "";
+  const mixed = rivals.length ? ` May be confused with ${rivals.join(", ")}.` : "";
+  return `${about.classes[answer.predicted]}, probability ${number(answer.probability, 2)}${sure}.${mixed}`;
+}
+
+function confusions(about, answer, name) {
+  if (about.masks === "none" || about.masks === "training") return null;
+  const chips = answer.confusable.map((rival) =>
+    h("li", {}, h("b", {}, name(rival.class)), h("span", {}, ` ρ\u00a0${number(rival.rho, 2)}`)),
+  );
+  const nearest = answer.nearest.map((rival) => `${name(rival.class)} (ρ\u00a0${number(rival.rho, 2)})`);
+  return h(
+    "div",
+    { className: "confusions" },
+    h("h3", {}, "May be confused with"),
+    chips.length
+      ? h("ul", { className: "chips" }, ...chips)
+      : h("p", { className: "hint" }, `Nothing stands out. Nearest: ${nearest.join(", ")}.`),
+  );
+}
+
+function classTable(about, answer, truth, name, onOtherMasks) {
+  const drawn = answer.masks.length > 0;
+  const head = h(
+    "tr",
+    {},
+    h("th", { scope: "col" }, "Class"),
+    h("th", { scope: "col" }, "Probability"),
+    h("th", { scope: "col" }, h("abbr", { title: "retain probability" }, "ρ")),
+    drawn ? h("th", { scope: "col" }, `${answer.masks.length} masks`) : null,
+  );
+  const rows = answer.rows.map((row) => {
+    const kinds = [row.class === answer.predicted ? "is-answer" : "", row.class === truth ? "is-truth" : ""];
+    const marks = row.class === truth ? h("span", { className: "mark", title: "the truth" }, "truth") : null;
+    return h(
+      "tr",
+      { className: kinds.join(" ").trim() },
+      h(
+        "th",
+        { scope: "row", title: name(row.class) },
+        h("span", { className: "who" }, h("span", { className: "name" }, name(row.class)), marks),
+      ),
+      h(
+        "td",
+        {},
+        h(
+          "span",
+          { className: "value" },
+          number(row.p),
+          about.masks === "random" ? h("span", { className: "dim" }, ` ± ${number(row.std, 2)}`) : null,
+        ),
+        bar(row.p, about.masks === "random" ? row.std : 0),
+      ),
+      h("td", {}, h("span", { className: "value" }, number(row.rho, 2)), bar(row.rho, 0, "rho")),
+      drawn ? h("td", {}, dots(row.kept)) : null,
+    );
+  });
+  const foot = drawn
+    ? h(
+        "tfoot",
+        {},
+        h(
+          "tr",
+          {},
+          h("td", { colSpan: 4 }, masksSentence(answer.masks, name), " ", otherMasks(onOtherMasks)),
+        ),
+      )
+    : null;
+  const omitted = about.classes.length - answer.rows.length;
+  return h(
+    "div",
+    { className: "classes" },
+    h("table", {}, h("thead", {}, head), h("tbody", {}, ...rows), foot),
+    omitted > 0 ? h("p", { className: "hint" }, `The other ${omitted} classes matter less here.`) : null,
+  );
+}
+
+function bar(value, std, kind = "") {
+  const filled = h("i", { className: "fill" });
+  filled.style.width = `${100 * value}%`;
+  const track = h("span", { className: `bar ${kind}`.trim(), "aria-hidden": "true" }, filled);
+  if (std > 0.0005) {
+    const low = Math.max(0, value - std);
+    const whisker = h("i", { className: "whisker" });
+    whisker.style.left = `${100 * low}%`;
+    whisker.style.width = `${100 * (Math.min(1, value + std) - low)}%`;
+    track.append(whisker);
+  }
+  return track;
+}
+
+function dots(kept) {
+  const label = `kept in ${kept.filter(Boolean).length} of ${kept.length}`;
+  const marks = kept.map((is) => h("i", { className: is ? "kept" : "dropped" }));
+  return h("span", { className: "dots", role: "img", "aria-label": label, title: label }, ...marks);
+}
+
+function masksSentence(masks, name) {
+  const votes = new Map();
+  for (const mask of masks) votes.set(mask.class, (votes.get(mask.class) ?? 0) + 1);
+  const told = [...votes].sort((a, b) => b[1] - a[1]).map(([k, times]) => `${name(k)} ${times}×`);
+  return `With these masks the answer is ${told.join(", ")}.`;
+}
+
+function otherMasks(onOtherMasks) {
+  return h("button", { type: "button", className: "quiet small", onclick: onOtherMasks }, "Draw other masks");
+}

@@ -1,0 +1,212 @@
+// Browse the test examples: filters, a grid to walk with the arrow keys, and the chosen one in detail.
+
+import { get } from "./api.js";
+import { answerParts, answerSentence } from "./answer.js";
+import { byId, count, h, isNarrow, number, say, scrollBehaviour } from "./dom.js";
+import { noisePanel } from "./noise.js";
+
+export function examplesView(about, navigate) {
+  const grid = byId("grid");
+  const detail = byId("detail");
+  let state = {};
+  let shownList = null; // the filters and page the grid shows
+  let shownIndex = null;
+  let listing = null; // aborts the request before
+  let order = 0; // numbers the requests for details: a late answer must not replace a newer one
+
+  grid.classList.toggle("long-names", about.classes.some((name) => name.length > 5));
+  fillSelect(byId("filter-true"), about.classes, "any");
+  fillSelect(byId("filter-predicted"), about.classes, "any");
+
+  byId("filters").addEventListener("change", () => {
+    const [kind, rival] = byId("filter-order").value.split(" ");
+    navigate({
+      true: byId("filter-true").value,
+      predicted: byId("filter-predicted").value,
+      order: kind,
+      rival: kind === "attention" ? rival : "",
+    });
+  });
+  byId("filters").addEventListener("submit", (event) => event.preventDefault());
+  byId("filter-clear").addEventListener("click", () => navigate({}));
+  byId("previous").addEventListener("click", () => navigate({ ...state, index: "", page: state.pageShown - 1 }));
+  byId("next").addEventListener("click", () => navigate({ ...state, index: "", page: state.pageShown + 1 }));
+  grid.addEventListener("keydown", walk);
+
+  return async function show(parameters) {
+    state = { ...parameters };
+    byId("filter-true").value = parameters.true ?? "";
+    byId("filter-predicted").value = parameters.predicted ?? "";
+    fillOrder(parameters);
+    byId("filter-clear").hidden = !["true", "predicted", "rival"].some((name) => name in parameters);
+    const wanted = JSON.stringify([parameters.true, parameters.predicted, parameters.order, parameters.rival, parameters.page]);
+    if (wanted !== shownList) {
+      const found = await list(parameters);
+      if (found === null) return;
+      shownList = wanted;
+    }
+    state.pageShown = Number(grid.dataset.page);
+    const first = grid.querySelector("button");
+    if (parameters.index !== undefined) {
+      await open(Number(parameters.index), true);
+    } else if (!isNarrow() && first) {
+      await open(Number(first.dataset.index), false);
+    } else {
+      shownIndex = null;
+      detail.hidden = true;
+    }
+  };
+
+  function fillOrder(parameters) {
+    const select = byId("filter-order");
+    const options = [
+      ["hardest", "hardest"],
+      ["easiest", "easiest"],
+    ];
+    if (parameters.rival !== undefined) {
+      options.push([`attention ${parameters.rival}`, `by ρ of ${about.classes[parameters.rival] ?? "?"}`]);
+    }
+    select.replaceChildren(...options.map(([value, text]) => h("option", { value }, text)));
+    select.value = parameters.order === "attention" ? `attention ${parameters.rival}` : (parameters.order ?? "hardest");
+  }
+
+  async function list(parameters) {
+    listing?.abort();
+    listing = new AbortController();
+    grid.setAttribute("aria-busy", "true");
+    try {
+      const { true: truth, predicted, order: by, rival, page } = parameters;
+      const found = await get("/api/examples", { true: truth, predicted, order: by, rival, page }, listing.signal);
+      grid.replaceChildren(...found.examples.map(tile));
+      grid.dataset.page = found.page;
+      grid.querySelector("button")?.setAttribute("tabindex", "0");
+      const what = found.total === 1 ? "example" : "examples";
+      byId("count").textContent = found.total ? `${count(found.total)} ${what}` : "No test example is like this.";
+      byId("page-number").textContent = `${count(found.page)} of ${count(found.pages)}`;
+      byId("previous").disabled = found.page <= 1;
+      byId("next").disabled = found.page >= found.pages;
+      byId("grid").closest(".browser").querySelector(".pager").hidden = found.pages <= 1;
+      say(`${byId("count").textContent}, page ${found.page} of ${found.pages}`);
+      return found;
+    } catch (error) {
+      if (error.name === "AbortError") return null;
+      grid.replaceChildren();
+      shownList = null;
+      byId("count").textContent = error.message;
+      return null;
+    } finally {
+      grid.removeAttribute("aria-busy");
+    }
+  }
+
+  function tile(example) {
+    const wrong = example.true !== example.predicted;
+    const [truth, answer] = [about.classes[example.true], about.classes[example.predicted]];
+    const label =
+      `Example ${example.index}: ${truth}, ${wrong ? `taken for ${answer}` : "answered right"}, ` +
+      `probability of the truth ${number(example.truth, 2)}`;
+    const value = example.attention === undefined ? number(example.truth, 2) : `ρ ${number(example.attention, 2)}`;
+    return h(
+      "li",
+      {},
+      h(
+        "button",
+        {
+          type: "button",
+          className: wrong ? "tile wrong" : "tile",
+          "aria-label": label,
+          title: label,
+          tabIndex: -1,
+          "data-index": example.index,
+          onclick: () => navigate({ ...state, index: example.index }),
+        },
+        example.image
+          ? h("img", { src: example.image, alt: "" })
+          : h("span", { className: "placeholder" }, `#${example.index}`),
+        h("b", {}, truth),
+        h(
+          "span",
+          { className: "tile-text" },
+          h("span", { className: "tile-answer" }, wrong ? `✗ ${answer}` : "✓"),
+          h("span", { className: "num" }, value),
+        ),
+      ),
+    );
+  }
+
+  async function open(index, explicit) {
+    for (const button of grid.querySelectorAll("button")) {
+      if (Number(button.dataset.index) === index) button.setAttribute("aria-current", "true");
+      else button.removeAttribute("aria-current");
+    }
+    if (shownIndex === index) return;
+    const mine = ++order;
+    const settings = { noise: 0, seed: 0 };
+    const place = h("div", { className: "answer-place" });
+
+    async function refresh() {
+      try {
+        const answer = await get(`/api/examples/${index}`, settings);
+        if (mine !== order) return;
+        place.replaceChildren(
+          ...answerParts(about, answer, answer.true, () => {
+            settings.seed += 1;
+            refresh().then(() => place.querySelector(".classes button")?.focus());
+          }).filter(Boolean),
+        );
+        return answer;
+      } catch (error) {
+        if (mine === order) place.replaceChildren(h("p", { className: "failure" }, error.message));
+      }
+    }
+
+    const answer = await refresh();
+    if (mine !== order) return;
+    shownIndex = index;
+    detail.hidden = false;
+    detail.replaceChildren(
+      h(
+        "header",
+        {},
+        h("h2", {}, `Example ${count(index)}`),
+        h("button", { type: "button", className: "quiet back", onclick: () => navigate({ ...state, index: "" }) }, "Back to all"),
+      ),
+      place,
+    );
+    if (!answer) return;
+    detail.append(
+      noisePanel(about, index, async (level) => {
+        settings.noise = level;
+        await refresh();
+      }),
+    );
+    if (explicit) say(`Example ${index}. ${answerSentence(about, answer)}`);
+    if (explicit && isNarrow()) {
+      detail.scrollIntoView({ behavior: scrollBehaviour(), block: "start" });
+      detail.focus({ preventScroll: true });
+    }
+  }
+
+  /** Arrow keys move through the grid, up and down by rows as they happen to be laid out. */
+  function walk(event) {
+    const buttons = [...grid.querySelectorAll("button")];
+    const at = buttons.indexOf(document.activeElement);
+    if (at < 0) return;
+    const top = buttons[0].offsetTop;
+    const beyond = buttons.findIndex((button) => button.offsetTop > top);
+    const columns = beyond < 0 ? buttons.length : beyond;
+    const steps = { ArrowLeft: at - 1, ArrowRight: at + 1, ArrowUp: at - columns, ArrowDown: at + columns };
+    const target = { ...steps, Home: 0, End: buttons.length - 1 }[event.key];
+    if (target === undefined) return;
+    event.preventDefault();
+    const next = buttons[target];
+    if (!next) return;
+    for (const button of buttons) button.tabIndex = -1;
+    next.tabIndex = 0;
+    next.focus();
+  }
+}
+
+function fillSelect(select, classes, any) {
+  select.replaceChildren(h("option", { value: "" }, any), ...classes.map((name, k) => h("option", { value: String(k) }, name)));
+}

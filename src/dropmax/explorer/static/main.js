@@ -1,0 +1,83 @@
+// The page: asks what the run is, then shows the view the address names after its "#".
+
+import { get } from "./api.js";
+import { byId, count, percent } from "./dom.js";
+import { examplesView } from "./examples.js";
+import { mapView } from "./map.js";
+import { tryView } from "./tryout.js";
+
+const NOTES = {
+  none: "This head has no masks: every ρ is 1, the deviation is 0, and nothing is drawn. Its probabilities are its plain prediction.",
+  training: "This head drops classes at random while training only: ρ is one fixed number, and its prediction draws nothing.",
+  gate: "This head computes its ρ as a gate and never draws masks: its prediction does not vary.",
+};
+
+const NUMBERS = ["true", "predicted", "rival", "page", "index"];
+const ORDERS = ["hardest", "easiest", "attention"];
+
+/** Read "#view?name=value&…", keeping only what a view can use. */
+function readAddress() {
+  const [view, query = ""] = location.hash.slice(1).split("?", 2);
+  const asked = new URLSearchParams(query);
+  const parameters = {};
+  for (const name of NUMBERS) {
+    const value = asked.get(name);
+    if (value !== null && /^\d{1,9}$/.test(value)) parameters[name] = value;
+  }
+  if (ORDERS.includes(asked.get("order"))) parameters.order = asked.get("order");
+  return { view, parameters };
+}
+
+function navigate(view, parameters) {
+  const kept = new URLSearchParams();
+  for (const name of [...NUMBERS, "order"]) {
+    const value = parameters[name];
+    if (value !== undefined && value !== null && value !== "") kept.set(name, value);
+  }
+  const query = kept.toString();
+  const hash = query ? `#${view}?${query}` : `#${view}`;
+  if (location.hash === hash) route();
+  else location.hash = hash;
+}
+
+let views = {};
+
+function route() {
+  const { view, parameters } = readAddress();
+  const chosen = view in views ? view : "examples";
+  for (const link of document.querySelectorAll("nav a")) {
+    if (link.dataset.view === chosen) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  for (const name of Object.keys(views)) byId(`view-${name}`).hidden = name !== chosen;
+  views[chosen](parameters);
+}
+
+async function start() {
+  const about = await get("/api/about");
+  const kind = about.examples === 1 ? "example" : "examples";
+  byId("summary").textContent =
+    `${about.head} on ${about.data} · ${about.network} · ${count(about.examples)} test ${kind} · ` +
+    `error ${percent(about.error, 2)}`;
+  document.title = `${about.run} · dropmax explorer`;
+  if (about.masks in NOTES) {
+    byId("note").textContent = NOTES[about.masks];
+    byId("note").hidden = false;
+  }
+  views = {
+    examples: examplesView(about, (parameters) => navigate("examples", parameters)),
+    try: tryView(about),
+    map: mapView(about, (parameters) => navigate("examples", parameters)),
+  };
+  addEventListener("hashchange", route);
+  document.querySelector(".skip").addEventListener("click", (event) => {
+    event.preventDefault(); // the address already says which view is shown
+    byId("main").focus();
+  });
+  route();
+}
+
+start().catch((error) => {
+  byId("failure").textContent = error.message;
+  byId("failure").hidden = false;
+});
