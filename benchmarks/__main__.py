@@ -1,7 +1,7 @@
 """``python -m benchmarks [NAME ...] [--quick] [--out DIR]``: run benchmarks, print tables, keep the results.
 
 A benchmark is a module ``bench_NAME.py`` in this directory with ``run() -> list[dict]``. It may take ``quick``, and it
-may have ``tables(rows)`` where a plain table of its rows would be hard to read.
+may have ``tables(rows)`` where a plain table of its rows would be hard to read, and ``plot(rows, path)``.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ def _run(name: str, command: str, quick: bool, out: Path, console: Console) -> N
         console.print(table)
     path = harness.result_path(out, name, quick)
     harness.write_result(path, name, rows, origin, quick)
+    if hasattr(module, "plot"):
+        module.plot(rows, path.with_suffix(".png"))
     machine, load = origin["machine"], origin["load_average"]
     threads = f"{machine['threads']} thread{'s' if machine['threads'] > 1 else ''}"
     console.print(f"{machine['processor']}, {threads}. Kept in {path}", soft_wrap=True)

@@ -337,7 +337,7 @@ class Head(nn.Module):
         return _wide(self(features)).softmax(-1)
 
     def _logits_of_classes(self, rows: Tensor, here: slice) -> Tensor | None:
-        """Return the logits of the mean prediction for some of this rank's classes; None where others matter to them."""
+        """Return the logits of the mean prediction for some of this rank's classes; None if others matter to them."""
         if type(self).forward is not Head.forward or type(self)._probabilities is not Head._probabilities:
             return None
         return _wide(linear_part(self.classifier, rows, here))

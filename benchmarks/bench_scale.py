@@ -1,0 +1,371 @@
+"""DropMax against softmax as the number of classes grows: time and memory of a step, and of a prediction.
+
+Memory is the peak resident set of a child process that makes one kind of step, less what it had before it made the
+layer, less the weights and their gradients. See docs/scale.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from torch import Tensor, nn
+
+from benchmarks import harness
+from dropmax import DropMax, Softmax, networks
+from dropmax.classifier import Classifier
+
+Step = Callable[[], object]
+
+GROWTH = (1_000, 10_000, 100_000, 1_000_000)
+QUICK_GROWTH = (100, 1_000)
+GIGABYTE = 2**30
+
+#: name, shape of an image, classes
+NETWORKS = (("lenet", (1, 28, 28), 10), ("cifar-resnet", (3, 32, 32), 100))
+
+
+def run(quick: bool = False) -> list[dict[str, Any]]:
+    """Measure every row of the table, then the growth."""
+    sizes = (100, 1_000) if quick else (1_000, 10_000)
+    rows = [row for k in sizes for row in _step_rows(k, quick)]
+    rows += _network_rows(quick)
+    rows.append(_memory_row(1_000 if quick else 100_000, 32 if quick else 256, 64 if quick else 512))
+    rows.append(_prediction_row(1_000 if quick else 10_000, quick))
+    growth = _growth(QUICK_GROWTH if quick else GROWTH, quick)
+    rows += growth
+    rows += _growth_rows(growth)
+    if not quick:
+        rows.append(_two_workers())
+    return rows
+
+
+# --- steps -----------------------------------------------------------------------------------------------------------
+
+
+def _timing(quick: bool, budget: float = 20.0) -> dict[str, Any]:
+    return {"budget": 0.1, "sample": 1e-3} if quick else {"budget": budget}
+
+
+def step_of(kind: str, features: Tensor, target: Tensor, num_classes: int) -> tuple[nn.Module, Step]:
+    """Return a layer and one forward and backward pass of its loss."""
+    size = features.shape[-1]
+    loss: Callable[[], Tensor]
+    if kind == "linear + cross_entropy":
+        module: nn.Module = nn.Linear(size, num_classes)
+        loss = lambda: F.cross_entropy(module(features), target)  # noqa: E731
+    elif kind == "linear_cross_entropy":
+        module = nn.Linear(size, num_classes)
+        loss = lambda: F.linear_cross_entropy(features, module.weight, target, linear_bias=module.bias)  # noqa: E731
+    elif kind == "adaptive softmax":
+        cutoffs = [num_classes // 50, num_classes // 5]
+        module = nn.AdaptiveLogSoftmaxWithLoss(size, num_classes, cutoffs)
+        loss = lambda: module(features, target).loss  # noqa: E731
+    else:
+        module = DropMax(size, num_classes)
+        loss = lambda: module.loss(features, target).total  # type: ignore[operator]  # noqa: E731
+
+    def step() -> None:
+        module.zero_grad()
+        features.grad = None
+        loss().backward()  # type: ignore[no-untyped-call]
+
+    return module, step
+
+
+def _step_rows(num_classes: int, quick: bool) -> list[dict[str, Any]]:
+    features, target = torch.randn(128, 512, requires_grad=True), torch.randint(num_classes, (128,))
+    kinds = ("linear + cross_entropy", "dropmax")
+    steps = {kind: step_of(kind, features, target, num_classes)[1] for kind in kinds}
+    timing = harness.measure(steps, baseline=kinds[0], **_timing(quick))["dropmax"]
+    rows = [_row(f"step, batch 128, 512 features, K = {num_classes:,}", timing, 3.3, 3.0)]
+    if not quick:
+        torch.compiler.reset()
+        compiled = {kind: _compiled_step(kind, features, target, num_classes) for kind in kinds}
+        timing = harness.measure(compiled, baseline=kinds[0], **_timing(quick))["dropmax"]
+        rows.append(_row(f"the same, both compiled, K = {num_classes:,}", timing, 3.3, 3.0))
+    return rows
+
+
+def _compiled_step(kind: str, features: Tensor, target: Tensor, num_classes: int) -> Step:
+    if kind == "dropmax":
+        head = DropMax(features.shape[-1], num_classes)
+        module: nn.Module = head
+        loss = torch.compile(lambda features: head.loss(features, target).total, fullgraph=True)
+    else:
+        module = nn.Linear(features.shape[-1], num_classes)
+        loss = torch.compile(lambda features: F.cross_entropy(module(features), target), fullgraph=True)
+
+    def step() -> None:
+        module.zero_grad()
+        features.grad = None
+        loss(features).backward()
+
+    return step
+
+
+def _network_rows(quick: bool) -> list[dict[str, Any]]:
+    """Whole networks with few classes, where the head is a small part; with the optimiser's step."""
+    rows = []
+    for name, shape, num_classes in NETWORKS[:1] if quick else NETWORKS:
+        images, labels = torch.randn(32 if quick else 64, *shape), torch.randint(num_classes, (32 if quick else 64,))
+        steps = {}
+        for head in (Softmax, DropMax):
+            torch.manual_seed(0)
+            model = _network(name, shape, head, num_classes)
+            optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, fused=True)
+
+            steps[head.name] = _training_step(model, optimizer, images, labels)
+        timing = harness.measure(steps, baseline="softmax", **_timing(quick, 30.0))["dropmax"]
+        rows.append(_row(f"whole step of {name}, K = {num_classes}", timing, 1.05, 1.0))
+    return rows
+
+
+def _training_step(model: Classifier, optimizer: torch.optim.Optimizer, images: Tensor, labels: Tensor) -> Step:
+    def step() -> None:
+        optimizer.zero_grad()
+        model(images, labels).total.backward()  # type: ignore[union-attr]
+        optimizer.step()
+
+    return step
+
+
+def _network(name: str, shape: tuple[int, ...], head: Any, num_classes: int) -> Classifier:
+    net = networks.make_network(name, shape)
+    with torch.no_grad():
+        size = net.eval()(torch.zeros(1, *shape)).shape[-1]
+    return Classifier(net.train(), head(size, num_classes))
+
+
+def _prediction_row(num_classes: int, quick: bool) -> dict[str, Any]:
+    features = torch.randn(128, 512)
+    heads = {"softmax": Softmax(512, num_classes), "dropmax": DropMax(512, num_classes)}
+    with torch.inference_mode():
+        calls = {name: (lambda head=head: head.predict_proba(features)) for name, head in heads.items()}
+        timing = harness.measure(calls, baseline="softmax", **_timing(quick))["dropmax"]
+    return _row(f"mean prediction, batch 128, 512 features, K = {num_classes:,}", timing, 2.2, 2.0)
+
+
+def _row(what: str, timing: harness.Timing, aim: float, floor: float | None) -> dict[str, Any]:
+    return {"what": what, "aim": aim, "floor": floor, "met": timing.ratio <= aim, **asdict(timing)}
+
+
+# --- memory, in a process of its own ---------------------------------------------------------------------------------
+
+
+def _child(kind: str, num_classes: int, batch: int, in_features: int, seconds: float = 0.0) -> dict[str, Any]:
+    """Make steps of one kind in a fresh process; return its memory and the time of a step."""
+    request = json.dumps([kind, num_classes, batch, in_features, seconds, torch.get_num_threads()])
+    command = [sys.executable, "-m", "benchmarks.bench_scale", request]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1])
+    if done.returncode:
+        return {"error": done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _be_a_child(
+    kind: str, num_classes: int, batch: int, in_features: int, seconds: float, threads: int
+) -> dict[str, Any]:
+    torch.set_num_threads(threads)
+    small, label = torch.randn(batch, 8, requires_grad=True), torch.zeros(batch, dtype=torch.long)
+    step_of(kind, small, label, 200)[1]()  # what torch itself needs is not the layer's
+    features = torch.randn(batch, in_features, requires_grad=True)
+    target = torch.randint(num_classes, (batch,))
+    before = _resident()
+    module, step = step_of(kind, features, target, num_classes)
+    times = []
+    start = time.perf_counter()
+    while len(times) < 2 or (time.perf_counter() - start < seconds and len(times) < 20):
+        began = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - began)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    weights = sum(p.numel() * p.element_size() for p in module.parameters())
+    return {"peak": peak, "weights": weights, "beyond": peak - before - 2 * weights, "seconds": min(times[1:])}
+
+
+def _resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _memory_row(num_classes: int, batch: int, in_features: int) -> dict[str, Any]:
+    found = {kind: _child(kind, num_classes, batch, in_features) for kind in ("linear + cross_entropy", "dropmax")}
+    ratio = found["dropmax"]["beyond"] / found["linear + cross_entropy"]["beyond"]
+    return {
+        "what": f"memory of a step, batch {batch}, {in_features} features, K = {num_classes:,}",
+        "aim": 0.5,
+        "floor": None,
+        "ratio": ratio,
+        "met": ratio <= 0.5,
+        "bytes": {kind: child.get("beyond") for kind, child in found.items()},
+    }
+
+
+# --- growth ----------------------------------------------------------------------------------------------------------
+
+
+def _growth(sizes: Sequence[int], quick: bool) -> list[dict[str, Any]]:
+    """One step of batch 64 with 128 features, at every number of classes: time in turns, memory in children."""
+    kinds = ["linear + cross_entropy", "dropmax", "linear_cross_entropy", "adaptive softmax"]
+    if not hasattr(F, "linear_cross_entropy"):
+        kinds.remove("linear_cross_entropy")
+    rows = []
+    for num_classes in sizes:
+        features, target = torch.randn(64, 128, requires_grad=True), torch.randint(num_classes, (64,))
+        steps = {kind: step_of(kind, features, target, num_classes)[1] for kind in kinds}
+        timings = harness.measure(
+            steps, baseline=kinds[0], warm_up=1 if num_classes > 50_000 else 3, least_rounds=7, **_timing(quick, 10.0)
+        )
+        del steps
+        for kind in kinds:
+            child = {} if quick else _child(kind, num_classes, 64, 128)
+            rows.append(
+                {
+                    "growth": kind,
+                    "classes": num_classes,
+                    **asdict(timings[kind]),
+                    "beyond": child.get("beyond"),
+                    "peak": child.get("peak"),
+                    "weights": child.get("weights"),
+                    "error": child.get("error"),
+                }
+            )
+    return rows
+
+
+def _growth_rows(growth: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The two rows of the table that come from the growth: its largest size, and how straight the lines are."""
+    ours = [row for row in growth if row["growth"] == "dropmax"]
+    last = ours[-1]
+    largest = {
+        "what": f"step, batch 64, 128 features, K = {last['classes']:,}",
+        "aim": 3.6,
+        "floor": 3.0,
+        "met": last["ratio"] <= 3.6 and (last["peak"] or 0) < 24 * GIGABYTE,
+        "peak": last["peak"],
+        **{key: last[key] for key in ("median", "ratio", "ratio_low", "ratio_high", "rounds")},
+    }
+    rows = [largest]
+    for what, key in (("time", "median"), ("memory with weights and gradients", "peak")):
+        # From ten thousand classes on: below, calling functions costs more than the arithmetic.
+        each = [row[key] / row["classes"] for row in ours[1:] if row[key]]
+        ratio = max(each) / min(each) if each else float("nan")
+        span = f"{ours[min(1, len(ours) - 1)]['classes']:,} to {last['classes']:,}"
+        rows.append(
+            {
+                "what": f"{what} a class, most / least, K = {span}",
+                "aim": 1.2,
+                "floor": 1.0,
+                "ratio": ratio,
+                "met": ratio <= 1.2,
+            }
+        )
+    return rows
+
+
+# --- two workers -----------------------------------------------------------------------------------------------------
+
+
+def _two_workers(steps: int = 150) -> dict[str, Any]:
+    """Two training runs at once, a thread each, against one after the other with two threads."""
+
+    def start(threads: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "benchmarks.bench_scale", json.dumps(["train", steps, threads])]
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=Path(__file__).parents[1])
+
+    def at_once() -> None:
+        for worker in [start(1), start(1)]:
+            worker.wait()
+
+    def in_turn() -> None:
+        for _ in range(2):
+            start(2).wait()
+
+    timing = harness.measure(
+        {"at once": at_once, "in turn": in_turn}, baseline="at once", warm_up=1, least_rounds=6, budget=0.0
+    )["in turn"]
+    row = _row("two LeNet runs in turn on two threads / at once on one each", timing, 1.3, 2.0)
+    return {**row, "met": timing.ratio >= 1.3, "at_least": True}
+
+
+def _train(steps: int, threads: int) -> None:
+    torch.set_num_threads(threads)
+    model = _network("lenet", (1, 28, 28), DropMax, 10)
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    images, labels = torch.randn(50, 1, 28, 28), torch.randint(10, (50,))
+    step = _training_step(model, optimizer, images, labels)
+    for _ in range(steps):
+        step()
+
+
+# --- tables and plot -------------------------------------------------------------------------------------------------
+
+
+def tables(rows: Sequence[dict[str, Any]]) -> list[Table]:
+    """Return the table of aims, and the growth."""
+    aims = Table(title="DropMax / softmax", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("what", "ratio", "95 %", "aim", "floor", ""):
+        aims.add_column(column, justify="left" if column in ("what", "") else "right", no_wrap=column != "what")
+    growth = Table(
+        title="Growth: a step of batch 64 with 128 features; memory beyond weights and gradients",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for column in ("classes", "layer", "ms", "ratio", "MB"):
+        growth.add_column(column, justify="left" if column == "layer" else "right", no_wrap=True)
+    for row in rows:
+        if "growth" in row:
+            memory = "" if row["beyond"] is None else f"{row['beyond'] / 1e6:.0f}"
+            cells = (f"{1e3 * row['median']:.1f}", f"{row['ratio']:.2f}", memory)
+            growth.add_row(f"{row['classes']:,}", row["growth"], *cells)
+        else:
+            interval = f"{row['ratio_low']:.2f}-{row['ratio_high']:.2f}" if "ratio_low" in row else ""
+            sign = "> " if row.get("at_least") else "< "
+            floor = "" if row["floor"] is None else f"{row['floor']:g}"
+            verdict = "met" if row["met"] else "missed"
+            aims.add_row(row["what"], f"{row['ratio']:.2f}", interval, f"{sign}{row['aim']:g}", floor, verdict)
+    return [aims, growth]
+
+
+def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw time and memory against the number of classes, on logarithmic axes."""
+    from dropmax.figures.style import LOOKS, PAGE, pyplot, save
+
+    growth = [row for row in rows if "growth" in row]
+    figure, axes = pyplot().subplots(1, 2, figsize=(PAGE, 2.8), layout="constrained")
+    for kind, (colour, line) in zip(dict.fromkeys(row["growth"] for row in growth), LOOKS, strict=False):
+        ours = [row for row in growth if row["growth"] == kind]
+        classes = [row["classes"] for row in ours]
+        axes[0].plot(
+            classes, [1e3 * row["median"] for row in ours], color=colour, linestyle=line, marker="o", label=kind
+        )
+        memory = [(row["classes"], row["beyond"] / 1e6) for row in ours if row["beyond"] and row["beyond"] > 0]
+        axes[1].plot(*zip(*memory, strict=True), color=colour, linestyle=line, marker="o") if memory else None
+    for axis, what in zip(axes, ("ms a step", "MB beyond weights and gradients"), strict=True):
+        axis.set(xscale="log", yscale="log", xlabel="classes", ylabel=what)
+    axes[0].legend(fontsize=7)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save(figure, path)
+
+
+if __name__ == "__main__":
+    what, *arguments = json.loads(sys.argv[1])
+    if what == "train":
+        _train(*arguments)
+    else:
+        print(json.dumps(_be_a_child(what, *arguments)))
