@@ -34,7 +34,7 @@ EXTRAS = {
     "sklearn": (("scikit-learn",), "DropMaxClassifier"),
     "export": (("onnx", "onnxscript", "onnxruntime"), "dropmax export --format onnx"),
     "hub": (("huggingface_hub",), "models from and to the Hugging Face hub"),
-    "explore": (("fastapi", "uvicorn", "python-multipart"), "dropmax explore"),
+    "explore": (("fastapi", "uvicorn"), "dropmax explore"),
     "ray": (("ray",), "many runs on many machines"),
 }
 
