@@ -20,9 +20,9 @@ from torch import Tensor
 
 from dropmax.blocked.autograd import Blocked, plain_terms
 from dropmax.blocked.terms import KEPT_BYTES, RowTerms, Settings, choose_block
-from dropmax.blocked.walk import product_dtype
+from dropmax.blocked.walk import compile_blocks, product_dtype
 
-__all__ = ["KEPT_BYTES", "RowTerms", "Settings", "blocked_terms", "choose_block", "plain_terms"]
+__all__ = ["KEPT_BYTES", "RowTerms", "Settings", "blocked_terms", "choose_block", "compile_blocks", "plain_terms"]
 
 
 def blocked_terms(
