@@ -42,8 +42,17 @@ def is_transformed(x: Tensor) -> bool:
     tensor([1., 1.])
     """
     if torch.compiler.is_compiling():  # a compiler cannot trace the question below
-        return getattr(torch.compiler, "is_exporting", bool)()  # torch 2.6 does not have it
+        return is_exporting()
     return torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+def is_exporting() -> bool:
+    """Say whether ``torch.export`` is tracing: its graph must hold plain operations, not ours.
+
+    >>> is_exporting()
+    False
+    """
+    return getattr(torch.compiler, "is_exporting", bool)()  # torch 2.6 does not have it
 
 
 def check_features(features: Tensor, in_features: int) -> None:
@@ -159,3 +168,26 @@ def check_flag(option: str, value: bool) -> None:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def check_class_weight(
+    weight: Tensor | Sequence[float] | None, num_classes: int, device: torch.device | str | None
+) -> Tensor | None:
+    """Return one weight a class as a tensor; refuse another number of them, and negative or infinite ones.
+
+    >>> check_class_weight([1, 2.5], num_classes=2, device=None)
+    tensor([1.0000, 2.5000])
+    """
+    if weight is None:
+        return None
+    try:
+        result = torch.as_tensor(weight, dtype=torch.float32, device=device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidType(f"class_weight must hold one number a class, got {weight!r}") from error
+    if tuple(result.shape) != (num_classes,):
+        raise InvalidValue(
+            f"class_weight must hold one number for each of the {num_classes} classes, got shape {tuple(result.shape)}"
+        )
+    if not bool(torch.isfinite(result).all() and (result >= 0).all()):
+        raise InvalidValue(f"class_weight must be finite and not negative, got {result.tolist()}")
+    return result

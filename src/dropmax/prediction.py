@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from dropmax.blocked import choose_block
 
@@ -45,6 +46,15 @@ def class_blocks(num_rows: int, num_classes: int) -> Iterator[slice]:
     """
     size = choose_block(num_rows, num_classes)
     return (slice(start, min(start + size, num_classes)) for start in range(0, num_classes, size))
+
+
+def linear_part(linear: nn.Linear, rows: Tensor, here: slice) -> Tensor:
+    """Return some of the outputs of a linear map.
+
+    >>> linear_part(nn.Linear(4, 9), torch.zeros(2, 4), slice(3, 5)).shape
+    torch.Size([2, 2])
+    """
+    return F.linear(rows, linear.weight[here], None if linear.bias is None else linear.bias[here])
 
 
 def streamed_topk(

@@ -1,7 +1,8 @@
-"""Small models to explore, the application behind a real server, and raw bytes to send it."""
+"""Small models to explore, the application behind a real server, bytes to send it, and what a refusal looks like."""
 
 from __future__ import annotations
 
+import io
 import socket
 import threading
 from collections.abc import Iterator
@@ -10,11 +11,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from dropmax.data import Split
 from dropmax.explorer import Explorer
 from dropmax.recipes import Recipe, load_recipe
 from dropmax.training import TrainedModel, build
+
+BYTES = {"content-type": "application/octet-stream"}
+ADDRESSES = ["/", "/api/about", "/api/map", "/api/examples", "/api/examples/3", "/api/examples/3/noise"]
 
 
 def make_explorer(
@@ -86,3 +91,23 @@ def drawing() -> np.ndarray:
     for k in range(180):
         ink[50 + k, 90 + k // 3 : 112 + k // 3] = 255
     return ink
+
+
+def picture(form: str = "PNG", size: tuple[int, int] = (60, 80)) -> bytes:
+    image = Image.new("L", size, 255)
+    image.paste(0, (size[0] // 2 - 4, 10, size[0] // 2 + 4, size[1] - 10))
+    buffer = io.BytesIO()
+    image.save(buffer, form)
+    return buffer.getvalue()
+
+
+def refused(response: Any, status: int, words: str = "") -> None:
+    """Every refusal is JSON with one sentence, and strict headers; never a traceback."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert list(response.json()) == ["error"]
+    sentence = response.json()["error"]
+    assert words in sentence
+    assert "Traceback" not in sentence
+    assert sentence[-1] == "."

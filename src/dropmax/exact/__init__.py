@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dropmax.checks import check_positive, check_target
+from dropmax.checks import check_positive, check_target, is_exporting
 from dropmax.errors import InvalidType, InvalidValue
 from dropmax.exact import portable
 from dropmax.exact.autograd import Moments, Posterior, ScalarOfTarget
@@ -41,7 +41,7 @@ def predictive(logits: Tensor, retain_logits: Tensor, *, step: float | None = No
     tensor([0.6652, 0.2447, 0.0900])
     """
     logits, retain_logits = _same_shape_and_dtype(logits, retain_logits, "retain_logits", step)
-    if _is_exporting():
+    if is_exporting():
         return portable.moments(logits, retain_logits, 1)[0].to(logits.dtype)
     (mean,) = Moments.apply(logits, retain_logits, 1, step)
     return mean
@@ -63,7 +63,7 @@ def variance(logits: Tensor, retain_logits: Tensor, *, step: float | None = None
     tensor([0., 0., 0.])
     """
     logits, retain_logits = _same_shape_and_dtype(logits, retain_logits, "retain_logits", step)
-    if _is_exporting():
+    if is_exporting():
         mean, second = portable.moments(logits, retain_logits, 2)
     else:
         mean, second = Moments.apply(_widen(logits), _widen(retain_logits), 2, step)
@@ -147,11 +147,6 @@ def _same_shape_and_dtype(logits: Tensor, mask_logits: Tensor, name: str, step: 
     if dtype != torch.float64:
         dtype = torch.float32
     return logits.to(dtype), mask_logits.to(dtype)
-
-
-def _is_exporting() -> bool:
-    """Say whether ``torch.export`` is tracing: its graph must hold plain operations, not ours."""
-    return getattr(torch.compiler, "is_exporting", bool)()  # torch 2.6 does not have it
 
 
 def _widen(tensor: Tensor) -> Tensor:

@@ -46,20 +46,26 @@ def draw(subject: Subject) -> tuple[Any, str]:
     return figure, ""
 
 
+#: What training with q = p and testing have in common: places, letters, looks.
+_TWO_MAPS: dict[str, Node] = {
+    "x": ((0.3, 1.5), "x", _PLAIN, True),
+    "h": ((1.15, 1.5), "h", _PLAIN, False),
+    "rho": ((2.1, 2.4), "ρ", _LEARNED, False),
+    "o": ((2.1, 0.55), "o", _LEARNED, False),
+    "z": ((3.3, 2.4), "z", _PLAIN, True),
+}
+_PATHS = [("x", "h"), ("h", "rho"), ("h", "o"), ("rho", "z"), ("z", "p"), ("o", "p")]
+
+
 def _qp_training(axes: Any) -> None:
     nodes: dict[str, Node] = {
-        "x": ((0.3, 1.5), "x", _PLAIN, True),
-        "h": ((1.15, 1.5), "h", _PLAIN, False),
-        "rho": ((2.1, 2.4), "ρ", _LEARNED, False),
-        "o": ((2.1, 0.55), "o", _LEARNED, False),
-        "z": ((3.3, 2.4), "z", _PLAIN, True),
+        **_TWO_MAPS,
         "p": ((3.5, 0.55), "p(y|x, z)", _PLAIN, False),
         "y": ((3.3, 3.7), "y", _LABEL, True),
         "kl": ((1.35, 3.7), r"$-\log\rho_t-\gamma H$", _LOSS, False),
         "nll": ((3.5, -0.6), "cross entropy", _LOSS, False),
     }
-    arrows = [("x", "h"), ("h", "rho"), ("h", "o"), ("rho", "z"), ("y", "z"), ("z", "p"), ("o", "p")]
-    _diagram(axes, nodes, [*arrows, ("rho", "kl"), ("p", "nll")])
+    _diagram(axes, nodes, [*_PATHS, ("y", "z"), ("rho", "kl"), ("p", "nll")])
     _note(axes, (3.42, 3.08), r"$z_t=1$", "left")
 
 
@@ -95,14 +101,10 @@ def _training(axes: Any) -> None:
 
 def _testing(axes: Any) -> None:
     nodes: dict[str, Node] = {
-        "x": ((0.3, 1.5), "x", _PLAIN, True),
-        "h": ((1.15, 1.5), "h", _PLAIN, False),
-        "rho": ((2.1, 2.4), "ρ", _LEARNED, False),
-        "o": ((2.1, 0.55), "o", _LEARNED, False),
-        "z": ((3.3, 2.4), "z", _PLAIN, True),
+        **_TWO_MAPS,
         "p": ((3.5, 0.55), "p(y|x)", _PLAIN, False),
     }
-    _diagram(axes, nodes, [("x", "h"), ("h", "rho"), ("h", "o"), ("rho", "z"), ("z", "p"), ("o", "p")])
+    _diagram(axes, nodes, _PATHS)
     _note(axes, (2.5, 3.55), "z sampled or summed over,\nor ρ in its place", "center")
 
 

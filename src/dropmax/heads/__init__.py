@@ -6,10 +6,11 @@ from typing import Any
 
 from dropmax.errors import InvalidType, InvalidValue, did_you_mean
 from dropmax.heads.ablations import DropMaxSoftmaxRetain, DropMaxUnmasked
-from dropmax.heads.base import MODES, Head, Loss, option_names, unknown_option
+from dropmax.heads.base import MODES, Head, Loss
 from dropmax.heads.deterministic import DeterministicAttention, DeterministicDropMax
 from dropmax.heads.dropmax import DropMax
 from dropmax.heads.dropmax_qp import DropMaxQP
+from dropmax.heads.options import option_names, unknown_option
 from dropmax.heads.random_dropmax import RandomDropMax
 from dropmax.heads.sampled_softmax import SampledSoftmax
 from dropmax.heads.softmax import Softmax

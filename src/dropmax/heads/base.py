@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dropmax.checks import check_choice, check_count, check_features, check_probability, check_target
-from dropmax.errors import InvalidType, InvalidValue, did_you_mean
+from dropmax.checks import (
+    check_choice,
+    check_class_weight,
+    check_count,
+    check_features,
+    check_probability,
+    check_target,
+    is_exporting,
+)
+from dropmax.errors import InvalidType, InvalidValue
 from dropmax.functional import _wide, cross_entropy
+from dropmax.heads.options import option_defaults, option_names, unknown_option
 from dropmax.noise import draw_seed, uniform
-from dropmax.prediction import BLOCK_NUMBERS, TopK, row_blocks, streamed_topk
+from dropmax.prediction import BLOCK_NUMBERS, TopK, linear_part, row_blocks, streamed_topk
 
 if TYPE_CHECKING:
     from dropmax.sharding import ShardedLinear
@@ -39,20 +46,6 @@ class Loss(NamedTuple):
 
     total: Tensor
     terms: dict[str, Tensor]
-
-
-class SharedOptions(TypedDict, total=False):
-    """The options every head takes, see :class:`Head`.
-
-    >>> sorted(SharedOptions.__annotations__)
-    ['class_weight', 'device', 'dtype', 'ignore_index', 'label_smoothing']
-    """
-
-    label_smoothing: float
-    class_weight: Tensor | Sequence[float] | None
-    ignore_index: int
-    device: torch.device | str | None
-    dtype: torch.dtype | None
 
 
 class Head(nn.Module):
@@ -104,7 +97,7 @@ class Head(nn.Module):
         self.ignore_index = ignore_index
         for attribute in self.maps.values():
             setattr(self, attribute, nn.Linear(in_features, num_classes, device=device, dtype=dtype))
-        self.register_buffer("class_weight", _class_weight(class_weight, num_classes, device), persistent=False)
+        self.register_buffer("class_weight", check_class_weight(class_weight, num_classes, device), persistent=False)
 
     # --- what a user calls ---------------------------------------------------------------------------------------
 
@@ -403,7 +396,7 @@ class Head(nn.Module):
 
     def _drawn(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         """Draw uniform noise: by a hash where ranks must agree or a compiler can fuse it, else by torch's generator."""
-        if self._shards is None and not (torch.compiler.is_compiling() and not _is_exporting()):
+        if self._shards is None and not (torch.compiler.is_compiling() and not is_exporting()):
             return torch.rand(*shape, dtype=dtype, device=device)
         return uniform(self._seed(device), math.prod(shape[:-1]), 0, shape[-1], dtype).view(*shape)
 
@@ -417,55 +410,6 @@ class Head(nn.Module):
         return seed
 
 
-def option_defaults(head: type[Head]) -> dict[str, Any]:
-    """Return the options a head's constructor takes beyond its sizes, device and dtype, with their defaults.
-
-    >>> from dropmax import Softmax
-    >>> option_defaults(Softmax)
-    {'label_smoothing': 0.0, 'class_weight': None, 'ignore_index': -100}
-    """
-    own = {"self", "in_features", "num_classes", "device", "dtype"}
-    options: dict[str, Any] = {}
-    for cls in head.__mro__:
-        for p in inspect.signature(cls.__init__).parameters.values() if issubclass(cls, Head) else ():
-            if p.name not in own and p.kind is not p.VAR_KEYWORD:
-                options.setdefault(p.name, p.default)
-    return options
-
-
-def option_names(head: type[Head]) -> list[str]:
-    """Return the names of the options of a head.
-
-    >>> from dropmax import Softmax
-    >>> option_names(Softmax)
-    ['label_smoothing', 'class_weight', 'ignore_index']
-    """
-    return list(option_defaults(head))
-
-
-def unknown_option(head: type[Head], option: str) -> str:
-    """Return what to say about an option this head does not have.
-
-    >>> from dropmax import DropMax
-    >>> print(unknown_option(DropMax, "temprature")[:78])
-    the head 'dropmax' has no option 'temprature': did you mean 'temperature'? Its
-    """
-    names = option_names(head)
-    return (
-        f"the head {head.name!r} has no option {option!r}:{did_you_mean(option, names)} "
-        f"Its options are {', '.join(names)}"
-    )
-
-
-def linear_part(linear: nn.Linear, rows: Tensor, here: slice) -> Tensor:
-    """Return some of the outputs of a linear map.
-
-    >>> linear_part(nn.Linear(4, 9), torch.zeros(2, 4), slice(3, 5)).shape
-    torch.Size([2, 2])
-    """
-    return F.linear(rows, linear.weight[here], None if linear.bias is None else linear.bias[here])
-
-
 def keep_target(mask: Tensor, target: Tensor) -> Tensor:
     """Return the mask with 1 for the target of each row.
 
@@ -474,25 +418,3 @@ def keep_target(mask: Tensor, target: Tensor) -> Tensor:
             [0., 0., 1.]])
     """
     return mask.scatter(-1, target.long().unsqueeze(-1), 1.0)
-
-
-def _is_exporting() -> bool:
-    return getattr(torch.compiler, "is_exporting", bool)()  # torch 2.6 does not have it
-
-
-def _class_weight(
-    weight: Tensor | Sequence[float] | None, num_classes: int, device: torch.device | str | None
-) -> Tensor | None:
-    if weight is None:
-        return None
-    try:
-        result = torch.as_tensor(weight, dtype=torch.float32, device=device)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidType(f"class_weight must hold one number a class, got {weight!r}") from error
-    if tuple(result.shape) != (num_classes,):
-        raise InvalidValue(
-            f"class_weight must hold one number for each of the {num_classes} classes, got shape {tuple(result.shape)}"
-        )
-    if not bool(torch.isfinite(result).all() and (result >= 0).all()):
-        raise InvalidValue(f"class_weight must be finite and not negative, got {result.tolist()}")
-    return result

@@ -15,8 +15,9 @@ from dropmax.blocked import KEPT_BYTES, RowTerms, Settings, blocked_terms, choos
 from dropmax.checks import check_choice, check_count, check_flag, check_target, check_weight, is_transformed
 from dropmax.errors import InvalidValue
 from dropmax.functional import _wide, mask_entropy
-from dropmax.heads.base import SharedOptions, keep_target
+from dropmax.heads.base import keep_target
 from dropmax.heads.masked import MaskedHead
+from dropmax.heads.options import SharedOptions
 from dropmax.objective import LEAST_EPSILON, regularisers
 
 if TYPE_CHECKING:

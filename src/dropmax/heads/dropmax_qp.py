@@ -10,8 +10,8 @@ from torch import Tensor
 
 from dropmax.checks import check_weight
 from dropmax.functional import _wide, mask_entropy
-from dropmax.heads.base import SharedOptions
 from dropmax.heads.masked import MaskedHead
+from dropmax.heads.options import SharedOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from dropmax import exact
 from dropmax.checks import check_count, check_features, check_positive, check_probability, is_traced
 from dropmax.functional import _wide, mean_logits
-from dropmax.heads.base import Head, SharedOptions, linear_part
+from dropmax.heads.base import Head
+from dropmax.heads.options import SharedOptions
 from dropmax.objective import sampled_nll
-from dropmax.prediction import BLOCK_NUMBERS, row_blocks
+from dropmax.prediction import BLOCK_NUMBERS, linear_part, row_blocks
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

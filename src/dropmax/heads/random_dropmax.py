@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from dropmax.checks import check_probability
-from dropmax.heads.base import Head, SharedOptions, keep_target
+from dropmax.heads.base import Head, keep_target
+from dropmax.heads.options import SharedOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from dropmax.checks import check_probability
-from dropmax.heads.base import Head, SharedOptions
+from dropmax.heads.base import Head
+from dropmax.heads.options import SharedOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -1,0 +1,71 @@
+"""The options of heads: those all share, which ones a head takes, and what to say about one it does not."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import torch
+from torch import Tensor
+
+from dropmax.errors import did_you_mean
+
+if TYPE_CHECKING:
+    from dropmax.heads.base import Head
+
+
+class SharedOptions(TypedDict, total=False):
+    """The options every head takes, see :class:`Head`.
+
+    >>> sorted(SharedOptions.__annotations__)
+    ['class_weight', 'device', 'dtype', 'ignore_index', 'label_smoothing']
+    """
+
+    label_smoothing: float
+    class_weight: Tensor | Sequence[float] | None
+    ignore_index: int
+    device: torch.device | str | None
+    dtype: torch.dtype | None
+
+
+def option_defaults(head: type[Head]) -> dict[str, Any]:
+    """Return the options a head's constructor takes beyond its sizes, device and dtype, with their defaults.
+
+    >>> from dropmax import Softmax
+    >>> option_defaults(Softmax)
+    {'label_smoothing': 0.0, 'class_weight': None, 'ignore_index': -100}
+    """
+    own = {"in_features", "num_classes", "device", "dtype"}
+    options: dict[str, Any] = {}
+    for cls in head.__mro__:
+        if cls is torch.nn.Module:  # from here on, nothing of ours
+            break
+        for p in inspect.signature(cls).parameters.values():
+            if p.name not in own and p.kind is not p.VAR_KEYWORD:
+                options.setdefault(p.name, p.default)
+    return options
+
+
+def option_names(head: type[Head]) -> list[str]:
+    """Return the names of the options of a head.
+
+    >>> from dropmax import Softmax
+    >>> option_names(Softmax)
+    ['label_smoothing', 'class_weight', 'ignore_index']
+    """
+    return list(option_defaults(head))
+
+
+def unknown_option(head: type[Head], option: str) -> str:
+    """Return what to say about an option this head does not have.
+
+    >>> from dropmax import DropMax
+    >>> print(unknown_option(DropMax, "temprature")[:78])
+    the head 'dropmax' has no option 'temprature': did you mean 'temperature'? Its
+    """
+    names = option_names(head)
+    return (
+        f"the head {head.name!r} has no option {option!r}:{did_you_mean(option, names)} "
+        f"Its options are {', '.join(names)}"
+    )
