@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check format bench docs clean
+.PHONY: demo test check format bench harden docs clean
 
 demo: .venv/.demo
 	$(BIN)/dropmax demo
@@ -22,6 +22,9 @@ format: .venv/.dev
 
 bench: .venv/.dev
 	$(BIN)/python -m benchmarks
+
+harden: .venv/.dev
+	$(BIN)/python -m hardening
 
 docs: .venv/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
