@@ -226,7 +226,7 @@ def test_the_seed_decides_and_the_blocks_do_not() -> None:
         head.load_state_dict(heads[0].state_dict())
         torch.manual_seed(3)
         losses.append(head.loss(features, target).total.item())
-    assert losses == pytest.approx([losses[0]] * 4, rel=1e-6)
+    assert losses == pytest.approx([losses[0]] * 4, abs=1e-5)  # the terms are larger than their sum
     assert float(heads[0].loss(features, target).total) != pytest.approx(losses[0], rel=1e-6)
 
 

@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+import scipy.stats
 import torch
 from PIL import Image
 from torch import nn
 
 from dropmax import Classifier, DropMaxError, make_head
-from dropmax.diagnostics import diagnose
+from dropmax.diagnostics import confusion_tracking, diagnose
 from tests import enumeration as naive
 from tests.cli.conftest import dropmax, run  # noqa: F401  # fixtures
 
@@ -86,3 +87,15 @@ def test_exact_mode_on_the_command_line(run: Path, dropmax, tmp_path: Path) -> N
     rows = json.loads(dropmax("predict", run, tmp_path / "x.npz", "--mode", "exact", "--format", "json").stdout)
     assert all(0 < row["std"] < 0.5 for row in rows)
     assert "±" in dropmax("predict", run, tmp_path / "x.npz", "--mode", "exact").stdout
+
+
+def test_confusion_tracking_is_spearmans_correlation_over_pairs_of_classes() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(6, (500,), generator=generator)
+    predicted = torch.randint(6, (500,), generator=generator)
+    retain = torch.rand(500, 6, generator=generator)
+    pairs = [(j, k) for j in range(6) for k in range(6) if j != k]
+    rho = [retain[labels == j, k].mean().item() for j, k in pairs]
+    confused = [(predicted[labels == j] == k).float().mean().item() for j, k in pairs]
+    expected = scipy.stats.spearmanr(rho, confused).statistic
+    assert confusion_tracking(retain, labels, predicted) == pytest.approx(expected, abs=1e-6)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dropmax.errors import DropMaxError
     from dropmax.heads import (
         HEADS,
+        PAPER_OBJECTIVE,
         DeterministicAttention,
         DeterministicDropMax,
         DropMax,
@@ -32,6 +33,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "HEADS",
+    "PAPER_OBJECTIVE",
     "Classifier",
     "DeterministicAttention",
     "DeterministicDropMax",

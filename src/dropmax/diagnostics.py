@@ -18,7 +18,7 @@ from dropmax.functional import _wide
 from dropmax.heads.dropmax import DropMax
 from dropmax.heads.masked import MaskedHead, monte_carlo
 
-__all__ = ["Diagnosis", "diagnose"]
+__all__ = ["Diagnosis", "confusion_tracking", "diagnose"]
 
 MC_SAMPLES = (1, 10, 100, 1000)
 
@@ -178,6 +178,39 @@ def _gradient(head: DropMax, h: Tensor, y: Tensor, repeats: int, seed: int) -> d
             "sampled_bias": (sampled.mean(0) - expected).norm().item() / norm,
         }
     return found
+
+
+def confusion_tracking(retain: Tensor, labels: Tensor, predicted: Tensor) -> float:
+    """Return how well rho knows what is really confused: a rank correlation between 1 and -1.
+
+    Spearman's correlation over all pairs j != k of classes between the mean of rho_k over the examples of class j
+    and how many of those another model took for k.
+
+    Args:
+        retain: rho of N examples, (N, K).
+        labels: their classes, (N,).
+        predicted: what the other model, usually softmax, took them for, (N,).
+
+    >>> labels = torch.tensor([0, 0, 1, 1, 2, 2])
+    >>> predicted = torch.tensor([0, 1, 1, 0, 2, 2])  # 0 and 1 are confused, 2 never is
+    >>> rho = torch.tensor([[0.8, 0.5, 0.2]] * 2 + [[0.5, 0.8, 0.2]] * 2 + [[0.2, 0.2, 0.8]] * 2)
+    >>> round(confusion_tracking(rho, labels, predicted), 3)
+    1.0
+    """
+    num_classes = retain.shape[-1]
+    count = labels.bincount(minlength=num_classes).clamp_min(1)
+    means = torch.zeros(num_classes, num_classes, dtype=torch.float64).index_add_(0, labels, retain.double())
+    confused = (labels * num_classes + predicted).bincount(minlength=num_classes**2).view(num_classes, num_classes)
+    rivals = ~torch.eye(num_classes, dtype=torch.bool)
+    ranks = [_ranks(matrix[rivals]) for matrix in (means / count[:, None], confused / count[:, None])]
+    return torch.corrcoef(torch.stack(ranks))[0, 1].item()
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """Return ranks from 1, equal values sharing their mean rank."""
+    _, group, count = values.unique(return_inverse=True, return_counts=True)  # type: ignore[no-untyped-call]
+    ranks: Tensor = (count.cumsum(0) - (count - 1) / 2).double()
+    return ranks[group]
 
 
 def _seconds(work: Callable[[], object], repeats: int = 3) -> float:

@@ -63,8 +63,7 @@ class DropMaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Args:
         hidden_layer_sizes: units of each hidden layer, relu after each; ``()`` makes a linear classifier.
         head: a name in ``dropmax.HEADS``.
-        head_options: options of the head; for ``"dropmax"``, ``likelihood="exact"`` and
-            ``prior_correction=True`` unless it says otherwise.
+        head_options: options of the head; for ``"dropmax"``, ``likelihood="exact"`` unless it says otherwise.
         network: in place of the perceptron, a function from the number of features to an ``nn.Module`` that maps
             ``(N, n_features)`` to feature vectors ``(N, d)``.
         class_weight: a dict from label to weight (1 where it has none), or ``"balanced"``: weights inversely
@@ -268,8 +267,6 @@ class DropMaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         options = dict(self.head_options or {})
         if self.head == "dropmax" and not options.get("label_smoothing"):  # which the exact likelihood cannot have
             options = {"likelihood": "exact", **options}
-        if self.head == "dropmax":
-            options = {"prior_correction": True, **options}
         head = make_head(self.head, feature_size(net, (n_features,)), len(classes), **options)
         self.classes_ = classes
         self.model_ = Classifier(net, head).to(device=self.device, dtype=_DTYPE)

@@ -10,7 +10,7 @@ import pytest
 from dropmax.errors import DropMaxError, InvalidType, InvalidValue
 from dropmax.experiments import Job, plan_study, plan_table, study_names
 from dropmax.experiments.plan import TUNING_SEED
-from dropmax.heads import HEADS
+from dropmax.heads import HEADS, PAPER_OBJECTIVE
 
 MNIST = ["mnist-1k", "mnist-5k", "mnist-55k"]
 OTHERS = ["cifar-10", "cifar-100", "awa2", "cub"]
@@ -145,7 +145,7 @@ def test_a_study_is_read(tmp_path: Path) -> None:
         "mnist-5k.released.smooth",
     ]
     no_kl, smooth = plan.groups[:2]
-    assert no_kl.recipe.head == {"name": "dropmax", "stop_gradient": "logits", "kl_weight": 0}
+    assert no_kl.recipe.head == {"name": "dropmax", "stop_gradient": "logits", **PAPER_OBJECTIVE, "kl_weight": 0}
     assert no_kl.points == ()
     assert smooth.recipe.head == {"name": "softmax"}
     assert smooth.points == ({"head.label_smoothing": 0.05}, {"head.label_smoothing": 0.1})

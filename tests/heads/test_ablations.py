@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dropmax import HEADS, make_head
+from dropmax import HEADS, PAPER_OBJECTIVE, make_head
 from dropmax.errors import InvalidValue
 from dropmax.heads import ABLATIONS, MODES
 
@@ -33,7 +33,7 @@ def test_they_are_made_by_name_but_are_no_rows_of_the_table() -> None:
 
 
 def test_without_masks_the_likelihood_is_the_cross_entropy_and_the_other_terms_stay() -> None:
-    head = make_head("dropmax-unmasked", 5, 4, dtype=F64)
+    head = make_head("dropmax-unmasked", 5, 4, dtype=F64, **PAPER_OBJECTIVE)
     h, target = batch()
     a, r = head.retain(h), head.correction(h)
     expected = (
@@ -59,7 +59,7 @@ def test_without_masks_it_predicts_as_softmax_or_if_asked_with_rho(mode: str) ->
 
 
 def test_retain_probabilities_that_are_the_softmax_probabilities() -> None:
-    head = make_head("dropmax-softmax-retain", 5, 4, dtype=F64)
+    head = make_head("dropmax-softmax-retain", 5, 4, dtype=F64, **PAPER_OBJECTIVE)
     assert {name.split(".")[0] for name, _ in head.named_parameters()} == {"classifier", "correction"}
     h, target = batch()
     noise = torch.rand(6, 4, dtype=F64)

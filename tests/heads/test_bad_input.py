@@ -48,7 +48,7 @@ def test_bad_tensors(name: str, features: Any, target: Any, kind: type[Exception
         ("dropmax", {"samples": 1.5}, TypeError, r"samples must be a whole number, got 1\.5"),
         ("dropmax", {"stop_gradient": "logit"}, ValueError, r"'logit': did you mean 'logits'\?"),
         ("dropmax", {"kl_weight": -1}, ValueError, r"kl_weight must be finite and not negative, got -1"),
-        ("dropmax", {"kl_weight": None}, TypeError, r"kl_weight must be a number, got None"),
+        ("dropmax", {"auxiliary_weight": None}, TypeError, r"auxiliary_weight must be a number, got None"),
         ("dropmax", {"prior_correction": 1}, TypeError, r"prior_correction must be True or False, got 1"),
         ("dropmax", {"epsilon": 0}, ValueError, r"epsilon must lie in \(0, 1\), got 0"),
         ("dropmax-qp", {"gamma": float("inf")}, ValueError, r"gamma"),

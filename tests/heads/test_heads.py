@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import dropmax
-from dropmax import HEADS, DropMax, make_head, objective
+from dropmax import HEADS, PAPER_OBJECTIVE, DropMax, make_head, objective
 from tests import enumeration as naive
 
 F64 = torch.float64
@@ -67,7 +67,8 @@ def test_numerical_gradient_of_dropmax_with_the_stopped_logit_held_fixed(
     stop_gradient: str, mask_gradient: bool
 ) -> None:
     """Differences of an independent formula, in which what the loss stops is a constant."""
-    head = DropMax(6, 5, dtype=F64, stop_gradient=stop_gradient, mask_gradient=mask_gradient)
+    options = {**PAPER_OBJECTIVE, "mask_gradient": mask_gradient}
+    head = DropMax(6, 5, dtype=F64, stop_gradient=stop_gradient, **options)
     features, target = batch()
     noise = torch.rand(4, 5, dtype=F64)
     reference = {k: v.detach().clone() for k, v in head.named_parameters()}
@@ -119,7 +120,7 @@ def gradients(head: dropmax.Head, term: str, features: Tensor, target: Tensor) -
 def test_which_parameters_learn_from_which_term(
     stop_gradient: str, fused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    head = DropMax(6, 5, stop_gradient=stop_gradient, dtype=F64)
+    head = DropMax(6, 5, stop_gradient=stop_gradient, dtype=F64, **PAPER_OBJECTIVE)
     if not fused:
         monkeypatch.setattr(objective, "is_transformed", lambda x: True)
     features, target = batch()
@@ -149,8 +150,21 @@ def test_the_two_stop_gradient_readings_differ_in_the_features_gradient_only() -
     assert not torch.allclose(results[0][1], results[1][1])
 
 
+@pytest.mark.parametrize(("num_classes", "weight"), [(2, 1.0), (10, 1.0), (11, 10 / 11), (1000, 0.01)])
+def test_kl_and_entropy_never_weigh_more_than_ten_classes_would(num_classes: int, weight: float) -> None:
+    head = DropMax(6, num_classes, dtype=F64)
+    features, target = torch.randn(4, 6, dtype=F64), torch.randint(num_classes, (4,))
+    total, terms = head.loss(features, target)
+    expected = terms["cross_entropy"] + weight * (terms["kl"] - terms["entropy"]) + terms["auxiliary"]
+    torch.testing.assert_close(total, expected)
+    printed = DropMax(6, num_classes, dtype=F64, **PAPER_OBJECTIVE)
+    total, terms = printed.loss(features, target)
+    torch.testing.assert_close(total, terms["cross_entropy"] + terms["kl"] - terms["entropy"] + terms["auxiliary"])
+    assert make_head(**head.config()).config() == head.config()
+
+
 def test_without_mask_gradient_phi_learns_from_kl_and_labels_alone() -> None:
-    head = DropMax(6, 5, mask_gradient=False, dtype=F64)
+    head = DropMax(6, 5, dtype=F64)  # which is the default
     assert gradients(head, "cross_entropy", *batch())["correction"] is False
     assert gradients(head, "kl", *batch())["correction"] is True
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dropmax.errors import DropMaxError
-from dropmax.heads import HEADS, make_head
+from dropmax.heads import HEADS, PAPER_OBJECTIVE, make_head
 from dropmax.networks import make_network
 from dropmax.recipes import TrainingOptions, load_recipe, parse_override, recipe_names
 
@@ -57,10 +57,16 @@ def test_a_cosine_schedule_falls_from_the_rate_to_nearly_nothing() -> None:
 
 def test_choosing_another_head_drops_the_options_of_the_one_before() -> None:
     recipe = load_recipe("mnist-1k", "paper")
-    assert recipe.head == {"name": "dropmax", "stop_gradient": "parameters"}
+    options = {"stop_gradient": "parameters", **PAPER_OBJECTIVE}
+    assert recipe.head == {"name": "dropmax", **options}
     assert recipe.override({"head.name": "softmax"}).head == {"name": "softmax"}
     back = recipe.override({"head.name": "softmax"}).override({"head.temperature": 1.0, "head.name": "dropmax"})
-    assert back.head == {"name": "dropmax", "stop_gradient": "parameters", "temperature": 1.0}
+    assert back.head == {"name": "dropmax", **options, "temperature": 1.0}
+
+
+@pytest.mark.parametrize("name", [name for name in recipe_names() if name.endswith((".paper", ".released"))])
+def test_the_papers_recipes_keep_the_papers_objective_whatever_the_default_is(name: str) -> None:
+    assert load_recipe(name).head.items() >= PAPER_OBJECTIVE.items()
 
 
 @pytest.mark.parametrize(

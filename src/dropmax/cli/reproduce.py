@@ -24,7 +24,9 @@ def reproduce(
     ] = None,
     study: Annotated[
         str | None,
-        typer.Option(help="A study of variants in place of Table 1: a .toml file, or a name.", show_default=False),
+        typer.Option(
+            help="Variants in place of Table 1: a .toml file, or a name. DATA may replace its data.", show_default=False
+        ),
     ] = None,
     recipe: Annotated[
         str | None, typer.Option(help="paper or released; released where there is one.", show_default=False)
@@ -107,11 +109,9 @@ def _plan(
         "overrides": dict(parse_override(text) for text in settings),
     }
     if study is not None:
-        if data or heads != "all" or not tune:
-            raise InvalidValue(
-                "a --study names its own data sets, variants and grids: leave out DATA, --heads, --no-tune"
-            )
-        return plan_study(study, runs=runs, **shared)
+        if heads != "all" or not tune:
+            raise InvalidValue("a --study names its own variants and grids: leave out --heads, --no-tune")
+        return plan_study(study, data=data, runs=runs, **shared)
     if not data:
         raise InvalidValue("name the columns to reproduce, such as mnist-1k mnist-5k, or a --study FILE.toml")
     chosen = None if heads == "all" else _names(heads)

@@ -161,6 +161,7 @@ NAMES: dict[str, Known] = {
     "mnist": Known("mnist", 10, (55_000, 5_000, 10_000), "the same as mnist-55k"),
     "cifar-10": Known("cifar-10", 10, (45_000, 5_000, 10_000), "small colour pictures"),
     "cifar-100": Known("cifar-100", 100, (45_000, 5_000, 10_000), "small colour pictures in 20 superclasses"),
+    "cifar-100-5k": Known("cifar-100", 100, (5_000, 5_000, 10_000), "the same, 50 a class to train on"),
     "cub": Known("cub", 200, (5_395, 599, 5_794), "birds, Caltech-UCSD Birds-200-2011"),
     "awa2": Known("awa2", 50, (31_340, 3_482, 2_500), "animals, Animals with Attributes 2"),
 }

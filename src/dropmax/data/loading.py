@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dropmax.data.catalogue import NAMES, data_directory, find, must_find
+from dropmax.data.catalogue import NAMES, data_directory, find, must_find, source_of
 from dropmax.data.cifar import read_cifar10, read_cifar100, refuse_pickles
 from dropmax.data.dataset import Dataset
 from dropmax.data.mnist import DIGITS, FILES, embedded_digits, find_mnist, read_55k
@@ -58,8 +58,8 @@ def load(
     if image_size is not None and not is_folder:
         raise InvalidValue(f"image_size is for image folders; the size of {name} is what it is")
     if name in NAMES:
-        if name == "mnist-1k" and train_size is None:
-            train_size = 1000
+        if name in ("mnist-1k", "cifar-100-5k") and train_size is None:
+            train_size = NAMES[name].sizes[0]
         parts = _read_named(name, data_directory(data_dir), image_size)
     else:
         parts = _read_path(name, path, image_size, label_column or "label")
@@ -76,8 +76,9 @@ def _read_named(name: str, data_dir: Path, image_size: int | None) -> Parts:
             test=_digits(digits.test_images, digits.test_labels),
             classes=DIGITS,
         )
-    if name in ("cifar-10", "cifar-100") and find(name, data_dir)[0] is None:
-        refuse_pickles(name, data_dir)
+    source = source_of(name)
+    if source in ("cifar-10", "cifar-100") and find(source, data_dir)[0] is None:
+        refuse_pickles(source, data_dir)
     folder = must_find(name, data_dir)
     if name in ("mnist", "mnist-55k"):
         files = find_mnist(data_dir)
@@ -86,9 +87,9 @@ def _read_named(name: str, data_dir: Path, image_size: int | None) -> Parts:
             raise DataError(f"{folder} lacks {', '.join(missing)}: run `dropmax data fetch mnist`")
         train, validation, test = (_digits(*arrays) for arrays in read_55k(files))
         return Parts(train, DIGITS, validation, test)
-    if name == "cifar-10":
+    if source == "cifar-10":
         return read_cifar10(folder)
-    if name == "cifar-100":
+    if source == "cifar-100":
         return read_cifar100(folder)
     from dropmax.data.folders import list_awa2, list_cub, read_listing  # brings Pillow, which the others do not need
 

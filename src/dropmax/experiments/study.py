@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ def study_names() -> list[str]:
 def plan_study(
     study: str | Path,
     *,
+    data: Sequence[str] | None = None,
     recipe: str | None = None,
     runs: int | None = None,
     schedule_scale: float = 1.0,
@@ -59,6 +60,8 @@ def plan_study(
     overrides: Mapping[str, Any] | None = None,
 ) -> Plan:
     """Plan a study from its file, or by the name of one that comes with the package.
+
+    ``data`` and ``recipe`` take the place of those in the file.
 
     >>> plan = plan_study("mnist-1k-ablation")
     >>> [group.variant for group in plan.groups][:3]
@@ -78,7 +81,7 @@ def plan_study(
                 f"{source}: unknown key base.{key}:{did_you_mean(key, _BASE_KEYS)} Keys are {', '.join(_BASE_KEYS)}"
             )
     variants = _table(tables.get("variants"), f"{source}: [variants]")
-    columns = [base["data"]] if isinstance(base.get("data"), str) else base.get("data")
+    columns = list(data or ()) or ([base["data"]] if isinstance(base.get("data"), str) else base.get("data"))
     if not isinstance(columns, list) or not columns or not all(isinstance(name, str) for name in columns):
         raise InvalidValue(f'{source}: [base] needs data, such as data = "mnist-1k" or a list of names')
     count = runs if runs is not None else base.get("runs", 5)

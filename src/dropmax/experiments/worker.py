@@ -77,6 +77,8 @@ def run_job(
     try:
         run, result["resumed"] = _train(job, work, data_dir, device)
         result["last_row"] = run.metrics()[-1]
+        if job.kind == "runs":
+            result["curve"] = [row for row in run.metrics() if "validation" in row]
         result |= _measure(job, run.path, data_dir, modes, device)
     except (Interrupted, DataError, MissingDependency):
         raise

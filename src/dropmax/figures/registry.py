@@ -18,6 +18,7 @@ from dropmax.figures import (
     convergence,
     examples,
     gradient_norms,
+    mask_curves,
     noise,
     rejection,
     reliability,
@@ -133,6 +134,7 @@ FIGURES: dict[str, Figure] = {
         _figure("reliability", reliability, "beyond the paper", runs=True),
         _figure("rejection", rejection, "beyond the paper", runs=True),
         _figure("confusion-graph", confusion_graph, "beyond the paper", masks=True),
+        _figure("mask-curves", mask_curves, "beyond the paper", masks=True),
     )
 }
 

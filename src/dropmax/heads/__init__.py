@@ -8,7 +8,7 @@ from dropmax.errors import InvalidType, InvalidValue, did_you_mean
 from dropmax.heads.ablations import DropMaxSoftmaxRetain, DropMaxUnmasked
 from dropmax.heads.base import MODES, Head, Loss
 from dropmax.heads.deterministic import DeterministicAttention, DeterministicDropMax
-from dropmax.heads.dropmax import DropMax
+from dropmax.heads.dropmax import PAPER_OBJECTIVE, DropMax
 from dropmax.heads.dropmax_qp import DropMaxQP
 from dropmax.heads.options import option_names, unknown_option
 from dropmax.heads.random_dropmax import RandomDropMax
@@ -20,6 +20,7 @@ __all__ = [
     "ABLATIONS",
     "HEADS",
     "MODES",
+    "PAPER_OBJECTIVE",
     "DeterministicAttention",
     "DeterministicDropMax",
     "DropMax",

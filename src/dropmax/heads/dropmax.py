@@ -23,6 +23,18 @@ from dropmax.objective import LEAST_EPSILON, regularisers
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+#: Options that make the objective of :class:`DropMax` the one printed in the paper.
+PAPER_OBJECTIVE: dict[str, bool | float] = {
+    "prior_correction": False,
+    "mask_gradient": True,
+    "kl_weight": 1.0,
+    "entropy_weight": 1.0,
+}
+
+#: KL and entropy are sums over the classes. Up to this many classes they count in full, as in the paper; beyond, they
+#: are scaled down so that they never weigh more than this many classes would.
+FULL_WEIGHT_CLASSES = 10
+
 #: Without ``chunk_classes``, the loss is computed block by block where the logits of a batch would need more than this.
 WHOLE_BYTES = 2**25
 
@@ -34,7 +46,11 @@ class DropMax(MaskedHead):
     ``rho = sigmoid(a)``, and the correction r (phi) that turns the prior p(z | x) = Bernoulli(rho) into the posterior
     q(z | x, y) = Bernoulli(sigmoid(stop(a) + r)) with the target's mask fixed at 1. The loss of a row is::
 
-        -log p(y | x, z)  +  KL[q || p]  -  H[p]  +  auxiliary(r),      z ~ q
+        -log p(y | x, z)  +  w (KL[q || p]  -  H[p])  +  auxiliary(r),      z ~ q,      w = min(1, 10 / K)
+
+    The objective printed in the paper has w = 1, leaves the base rate in the auxiliary loss, and lets the likelihood's
+    gradient reach q through the masks: ``DropMax(..., **PAPER_OBJECTIVE)``. With ten classes the two are much the
+    same; with a hundred the printed one lets go of the input (docs/many-classes.md says why, with measurements).
 
     Args:
         likelihood: how the first term is computed. ``"sampled"`` draws relaxed masks, as in the paper. ``"exact"``
@@ -47,10 +63,11 @@ class DropMax(MaskedHead):
             logit; ``"parameters"`` (the paper's text) stops W_theta and b_theta only, so that a gradient still
             reaches the features.
         prior_correction: take the base rate log(K - 1) out of the auxiliary loss, see
-            :func:`dropmax.functional.auxiliary`. It matters with many classes.
-        mask_gradient: let the likelihood's gradient reach q through the relaxed masks. False draws the masks from q
-            without a gradient, so that r learns from the labels alone.
-        cross_entropy_weight, kl_weight, entropy_weight, auxiliary_weight: weights of the terms; the paper needs none.
+            :func:`dropmax.functional.auxiliary`. The paper leaves it in, and r then answers with the base rate.
+        mask_gradient: let the likelihood's gradient reach q through the relaxed masks, as in the paper. Otherwise the
+            masks are drawn from q without a gradient, and r learns from the labels, not from what dropping rivals pays.
+        kl_weight, entropy_weight: w of the two terms; None is min(1, 10 / K), the paper has 1.
+        cross_entropy_weight, auxiliary_weight: weights of the other terms.
         epsilon: what is left of a dropped class.
         chunk_classes: compute the loss block by block, this many classes at a time, without ever holding the logits of
             all classes (:mod:`dropmax.blocked`): the same loss and gradients in memory of size batch x block. None
@@ -78,11 +95,11 @@ class DropMax(MaskedHead):
         temperature: float = 0.1,
         samples: int = 1,
         stop_gradient: str = "logits",
-        prior_correction: bool = False,
-        mask_gradient: bool = True,
+        prior_correction: bool = True,
+        mask_gradient: bool = False,
         cross_entropy_weight: float = 1.0,
-        kl_weight: float = 1.0,
-        entropy_weight: float = 1.0,
+        kl_weight: float | None = None,
+        entropy_weight: float | None = None,
         auxiliary_weight: float = 1.0,
         epsilon: float = 1e-20,
         chunk_classes: int | None = None,
@@ -94,8 +111,10 @@ class DropMax(MaskedHead):
         check_flag("prior_correction", prior_correction)
         check_flag("mask_gradient", mask_gradient)
         check_weight("cross_entropy_weight", cross_entropy_weight)
-        check_weight("kl_weight", kl_weight)
-        check_weight("entropy_weight", entropy_weight)
+        if kl_weight is not None:
+            check_weight("kl_weight", kl_weight)
+        if entropy_weight is not None:
+            check_weight("entropy_weight", entropy_weight)
         check_weight("auxiliary_weight", auxiliary_weight)
         if likelihood != "sampled" and self.label_smoothing:
             raise InvalidValue(
@@ -127,10 +146,11 @@ class DropMax(MaskedHead):
         return super().noise_shape(num_rows) if self.likelihood == "sampled" else None
 
     def _coefficients(self) -> dict[str, float]:
+        full = min(1.0, FULL_WEIGHT_CLASSES / self.num_classes)
         return {
             "cross_entropy": self.cross_entropy_weight,
-            "kl": self.kl_weight,
-            "entropy": -self.entropy_weight,
+            "kl": full if self.kl_weight is None else self.kl_weight,
+            "entropy": -(full if self.entropy_weight is None else self.entropy_weight),
             "auxiliary": self.auxiliary_weight,
         }
 

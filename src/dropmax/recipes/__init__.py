@@ -158,10 +158,10 @@ def recipe_names() -> list[str]:
 
 
 def find_recipe(data: str, variant: str | None = None) -> str:
-    """Return the full name of the recipe for a data set; ``released`` where there is one, else ``paper``.
+    """Return the full name of the recipe for a data set; ``released`` where there is one, else ``paper``, ``small``.
 
-    >>> find_recipe("mnist-1k"), find_recipe("cub")
-    ('mnist-1k.released', 'cub.paper')
+    >>> find_recipe("mnist-1k"), find_recipe("cub"), find_recipe("cub-64")
+    ('mnist-1k.released', 'cub.paper', 'cub-64.small')
     """
     names = recipe_names()
     if data in names and variant is None:
@@ -174,7 +174,8 @@ def find_recipe(data: str, variant: str | None = None) -> str:
             "for your own data, give the path of a folder or file"
         )
     if variant is None:
-        return f"{data}.{'released' if 'released' in variants else variants[0]}"
+        usual = next((name for name in ("released", "paper", "small") if name in variants), variants[0])
+        return f"{data}.{usual}"
     if variant not in variants:
         raise InvalidValue(
             f"{data} has no recipe {variant!r}:{did_you_mean(variant, variants)} It has {', '.join(variants)}"
