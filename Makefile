@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check format bench harden docs clean
+.PHONY: demo test check format bench harden coverage lock docs clean
 
 demo: .venv/.demo
 	$(BIN)/dropmax demo
@@ -26,6 +26,17 @@ bench: .venv/.dev
 harden: .venv/.dev
 	$(BIN)/python -m hardening
 
+# Branches of src that the whole test suite takes; every run starts afresh.
+coverage: .venv/.dev
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -q -n 2
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
+# Renews the hashes and licences of the versions in constraints.txt: after every change there.
+lock: .venv/.dev
+	$(BIN)/python -m hardening.lock
+
 docs: .venv/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "Open site/index.html"
@@ -42,6 +53,12 @@ clean:
 	@$(PIP_INSTALL) -e '.[figures]'
 	@touch $@
 
+# HASHES=1 takes only files whose hashes are known, for the platform that constraints-hashed.txt names.
 .venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
+ifdef HASHES
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r constraints-hashed.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+else
 	@$(PIP_INSTALL) -e '.[dev]'
+endif
 	@touch .venv/.demo $@
