@@ -28,6 +28,7 @@ from tests.explorer.small import ADDRESSES, BYTES, drawing, make_explorer, pictu
     [
         ("/nothing", 404, "nothing here"),
         ("/static/nothing.js", 404, "nothing here"),
+        ("/api/about/", 404, "nothing here"),
         ("/static/../app.py", 404, "nothing here"),
         ("/static/..%2f..%2fapp.py", 404, ""),
         ("/static/%2e%2e%2fapp.py", 404, ""),
@@ -240,10 +241,10 @@ def test_our_own_page_and_programs_may_post(client: Any) -> None:
 
 
 def test_other_pages_may_link_here_but_not_read(client: Any) -> None:
-    elsewhere = {"sec-fetch-site": "cross-site"}
-    assert client.get("/", headers=elsewhere).status_code == 200
-    refused(client.get("/api/about", headers=elsewhere), 403)
-    refused(client.get("/static/main.js", headers=elsewhere), 403)
+    for elsewhere in ({"sec-fetch-site": "cross-site"}, {"origin": "http://evil.example"}, {"origin": "null"}):
+        assert client.get("/", headers=elsewhere).status_code == 200
+        refused(client.get("/api/about", headers=elsewhere), 403)
+        refused(client.get("/static/main.js", headers=elsewhere), 403)
     preflight = {"origin": "http://evil.example", "access-control-request-method": "POST"}
     refused(client.options("/api/try/drawing", headers=preflight), 403)
 

@@ -54,7 +54,7 @@ def create_app(explorer: Explorer, bound: str = "127.0.0.1", *, uploads: Uploads
         worker.close()
 
     # No page of documentation: FastAPI's would load scripts from elsewhere.
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=lifespan)
     app.add_middleware(Guard, bound=bound)
     app.add_exception_handler(HTTPException, _on_refusal)
     app.add_exception_handler(RequestValidationError, _on_bad_number)

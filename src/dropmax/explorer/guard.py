@@ -37,8 +37,9 @@ class Guard:
     """ASGI middleware around the explorer for a server bound to the address ``bound``.
 
     A page of another site could have its own name point to 127.0.0.1 and then read this server (DNS rebinding): so
-    the name asked for must be one that only we answer to. Such a page could also post to it: so a POST must come
-    from a page of ours. Programs that send no Origin, like curl, are no browsers and may ask.
+    the name asked for must be one that only we answer to. Such a page could also post to it or include its data: so
+    all but the page itself must be asked for by a page of ours. Programs that send no Origin, like curl, are no
+    browsers and may ask.
 
     >>> async def app(scope, receive, send): ...
     >>> Guard(app, bound="127.0.0.1").bound
@@ -91,13 +92,14 @@ class Guard:
         if len(hosts) != 1 or not allowed_host(hosts[0], self.bound):
             return polite(421, "This explorer does not answer to that name: use the address it printed.")
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
-        reads_only = scope["method"] in ("GET", "HEAD")
-        from_elsewhere = (
-            (not reads_only and origin is not None and not same_origin(origin, hosts[0]))
-            # A link from elsewhere may open the page itself, but no other page may read or include our data.
-            or (site in ("cross-site", "same-site") and not (reads_only and scope["path"] == "/"))
+        from_elsewhere = (origin is not None and not same_origin(origin, hosts[0])) or site in (
+            "cross-site",
+            "same-site",
         )
-        return polite(403, "Only the explorer's own page may ask for this.") if from_elsewhere else None
+        # A link from elsewhere may open the page itself, but no other page may read or include our data, or post.
+        opens_page = scope["method"] in ("GET", "HEAD") and scope["path"] == "/"
+        refused = from_elsewhere and not opens_page
+        return polite(403, "Only the explorer's own page may ask for this.") if refused else None
 
 
 def polite(status: int, sentence: str, **headers: str) -> JSONResponse:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from dropmax.data.images import _rgb
+from dropmax.data.images import _rgb, has_too_many_passes
 from dropmax.errors import DataError
 from dropmax.explorer.handwriting import as_mnist
 
@@ -40,6 +40,8 @@ def open_upload(content: bytes) -> Image.Image:
     except Exception:  # Pillow raises almost anything on a damaged file, and all of it means the same
         named = f"{', '.join(FORMATS[:-1])} and {FORMATS[-1]}"
         raise DataError(f"this file is not an image that can be read; {named} can") from None
+    if image.format in ("JPEG", "MPO") and has_too_many_passes(content, image.width * image.height):
+        raise DataError("this JPEG asks for more passes over its pixels than any sound one does")
     if image.width * image.height > MOST_PIXELS:
         raise DataError(
             f"this image has {image.width:,} x {image.height:,} pixels; "

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dropmax.checks import NotFinite
 from dropmax.data import Split
 from dropmax.data.progress import progress
 from dropmax.errors import DataError, RunError
@@ -66,9 +69,11 @@ class Explorer:
         self._measure()
 
     @classmethod
-    def open(cls, run: Path, *, data_dir: Path | None = None, device: str = "cpu") -> Explorer:
+    def open(
+        cls, run: Path, *, data_dir: Path | None = None, device: str = "cpu", trust_network: bool = False
+    ) -> Explorer:
         """Load a run directory (or a ``model.safetensors``) and the data its recipe names."""
-        trained = load_model(run, device=device)
+        trained = load_model(run, device=device, trust_network=trust_network)
         data = load_data(trained.recipe, data_dir)
         if data.classes != trained.classes:
             raise RunError(f"the classes of {trained.recipe.data.name} are not those {run} was trained on")
@@ -220,12 +225,20 @@ class Explorer:
         model = self.trained.model
         device = next(model.parameters()).device
         features = model.net(self.trained.prepare(inputs.to(device)))
-        probs = model.head.predict_proba(features, "exact")
-        found = (probs, model.head.predictive_std(features), model.head.retain_probs(features))
+        with self._damage_reported():
+            probs = model.head.predict_proba(features, "exact")
+            found = (probs, model.head.predictive_std(features), model.head.retain_probs(features))
         rows = tuple(tensor.float().cpu() for tensor in (*found, model.head.classifier(features)))
-        if not all(bool(tensor.isfinite().all()) for tensor in rows):
-            raise RunError(f"{self.name} answers with numbers that are not finite: its weights are damaged")
         return rows[0], rows[1], rows[2], rows[3]
+
+    @contextlib.contextmanager
+    def _damage_reported(self) -> Iterator[None]:
+        try:
+            yield
+        except NotFinite as error:
+            raise RunError(
+                f"{self.name} answers with numbers that are not finite, its weights are damaged ({error})"
+            ) from error
 
     def _sampled_masks(self, logits: Tensor, retain: Tensor, seed: int) -> list[dict[str, Any]]:
         if not isinstance(self.trained.model.head, MaskedHead):
@@ -269,9 +282,8 @@ class Explorer:
         with progress("looking at the test examples", len(self.test), "examples") as advance:
             for x, y in self.trained.batches(self.test, 250):
                 features = model.net(x)
-                probs = model.head.predict_proba(features, "exact")
-                if not bool(probs.isfinite().all()):
-                    raise RunError(f"{self.name} answers with numbers that are not finite: its weights are damaged")
+                with self._damage_reported():
+                    probs = model.head.predict_proba(features, "exact")
                 truth.append(probs.gather(-1, y[:, None])[:, 0].float().cpu())
                 predicted.append(probs.argmax(-1).cpu())
                 retain.append(model.head.retain_probs(features).half().cpu())  # half: a thousand classes fit too
