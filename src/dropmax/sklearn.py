@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dropmax.checks import check_choice, check_count, check_positive, check_probability, check_weight
+from dropmax.checks import NotFinite, check_choice, check_count, check_positive, check_probability, check_weight
 from dropmax.classifier import Classifier
 from dropmax.errors import InvalidType, InvalidValue, MissingDependency, RunError
 from dropmax.evaluation import confusable
@@ -99,8 +99,7 @@ class DropMaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     1.0
     >>> model.predict_proba(X[:2], mode="exact").shape
     (2, 3)
-    >>> hard = model.predict_proba(X).max(1).argmin()
-    >>> model.predict(X[[hard]]).tolist(), model.confusable_with(X[[hard]])
+    >>> model.predict(X[[38]]).tolist(), model.confusable_with(X[[38]])
     (['class_0'], [['class_1']])
     """
 
@@ -299,7 +298,12 @@ class DropMaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             target = torch.as_tensor(y[rows], device=self.device)
             row_weight = torch.as_tensor(weight[rows], device=self.device)
             optimizer.zero_grad()
-            losses = model.head.loss(model.net(self._tensor(X[rows])), target, reduction="none").total
+            try:
+                losses = model.head.loss(model.net(self._tensor(X[rows])), target, reduction="none").total
+            except NotFinite as error:
+                raise RunError(
+                    f"{error}; in pass {self.n_iter_ + 1}: lower learning_rate_init={self.learning_rate_init}"
+                ) from None
             loss = (row_weight * losses).mean()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()

@@ -18,6 +18,7 @@ pytest.importorskip("matplotlib", reason="needs matplotlib (the extra `figures`)
 EVERY = {
     "architecture", "convergence", "retain-profiles-spots", "examples-spots", "contours", "noise-spots",
     "gradient-norms-spots", "condition-1-spots", "reliability-spots", "rejection-spots", "confusion-graph-spots",
+    "mask-curves-spots",
 }  # fmt: skip
 
 
@@ -111,7 +112,7 @@ def test_what_a_single_run_on_features_allows(
     files = {one.name for one in made if one.files}
     assert files == {
         "architecture", "convergence", "contours", "condition-1-numbers", "reliability-numbers", "rejection-numbers",
-        "confusion-graph-numbers",
+        "confusion-graph-numbers", "mask-curves-numbers",
     }  # fmt: skip
     reasons = {one.name: one.why_not for one in made if not one.files}
     softmax = "needs a softmax run on the same data: dropmax train numbers.npz --head softmax"
