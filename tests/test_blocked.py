@@ -47,6 +47,23 @@ def assert_same(found: RowTerms, expected: RowTerms, inputs: list[Tensor], toler
             assert float((x - y).abs().max()) <= tolerance * (float(y.abs().max()) + 0.1)
 
 
+@pytest.mark.parametrize("samples", [1, 2])
+@pytest.mark.parametrize("size", [3.0, 1e4, 1e30])
+@pytest.mark.parametrize("block", [1, 2, 4])
+def test_corrections_that_cancel_and_huge_logits(block: int, size: float, samples: int) -> None:
+    # The bias holds the logits: equal and huge o, and b = a + r that is exactly 0 for one class.
+    o = torch.tensor([size, size, size, -size])
+    a, r = torch.tensor([0.0, size, -1e4, 1.0]), torch.tensor([0.0, -size, 1.0, size])
+    maps = [x for logits in (o, a, r) for x in (torch.zeros(4, 1), logits)]
+    maps = [x.requires_grad_() for x in maps]
+    h, target, noise = torch.ones(2, 1), torch.tensor([0, 3]), torch.full((samples, 2, 4), 0.3).squeeze(0)
+    settings = Settings(block, samples=samples, smooth=True)
+    found, expected = (f(h, maps, target, noise, settings) for f in (blocked_terms, plain_terms))
+    assert_same(found, expected, maps[1::2], 1e-5)
+    assert found.nll[0].item() == pytest.approx(expected.nll[0].item(), rel=1e-5)  # as large as log 2, unlike the other
+    assert found.nll[0].item() < 2
+
+
 @given(
     rows=st.integers(1, 9),
     classes=st.integers(2, 40),

@@ -83,6 +83,45 @@ def test_noise_of_zero_and_one_is_survived(dtype: torch.dtype) -> None:
     assert log_mask.exp()[0] < 1e-30 < 0.999 < log_mask.exp()[1]
 
 
+def test_only_noise_of_zero_and_one_is_moved() -> None:
+    least = 2.0**-24  # what torch.rand returns least, beside 0
+    noise = torch.tensor([0.0, least, 0.25, 1 - least, 1.0])
+    expected = [-24 * math.log(2), -24 * math.log(2), -math.log(3), 24 * math.log(2), 24 * math.log(2)]
+    assert D.logistic(noise).tolist() == pytest.approx(expected, rel=1e-6)
+
+
+def test_defaults_are_those_of_the_paper() -> None:
+    logit, noise = torch.tensor([0.3]), torch.tensor([0.4])
+    torch.testing.assert_close(D.log_relaxed_mask(logit, noise), D.log_relaxed_mask(logit, noise, temperature=0.1))
+    dropped = torch.tensor([0.0, -torch.inf])
+    assert D.masked_logits(torch.zeros(2), dropped)[1].item() == pytest.approx(-20 * math.log(10), rel=1e-6)
+    # A rival 50 ahead shows, dropped as it is: 1 + 1e-20 exp(50).
+    nll = D.masked_nll(torch.tensor([0.0, 50.0]), dropped, torch.tensor(0)).item()
+    assert nll == pytest.approx(math.log1p(1e-20 * math.exp(50)), rel=1e-5)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_several_masks_give_the_mean_and_smoothing_goes_to_the_retained(smoothing: float) -> None:
+    o, z, t = torch.randn(4, 5, dtype=F64), torch.rand(3, 4, 5, dtype=F64), torch.randint(5, (4,))
+    weight = torch.rand(5, dtype=F64)
+    found = D.masked_nll(o, z.log(), t, label_smoothing=smoothing, class_weight=weight)
+    expected = torch.zeros(4, dtype=F64)
+    for sample in range(3):
+        for row in range(4):
+            kept = z[sample, row].clone()
+            kept[t[row]] = 1.0
+            p = (kept + 1e-20) * o[row].exp()
+            nll = -(p / p.sum()).log() * weight
+            expected[row] += ((1 - smoothing) * nll[t[row]] + smoothing * (kept / kept.sum() * nll).sum()) / 3
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_row_with_nan_is_nan_and_alone() -> None:
+    o = torch.tensor([[1.0, torch.nan, 0.0], [3.0, 1.0, 0.0]])
+    assert D.sparsemax(o)[0].isnan().all()
+    assert D.sparsemax(o)[1].tolist() == [1.0, 0.0, 0.0]
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_cross_entropy_is_torchs(smoothing: float, weighted: bool) -> None:
@@ -145,8 +184,9 @@ def test_sparsemax_against_entmax() -> None:
     assert (D.sparsemax(x) == 0).any()
 
 
-@given(st.lists(st.floats(-5, 5), min_size=2, max_size=6), st.integers(0, 5), st.sampled_from([0.0, 0.3]))
-def test_sparsemax_loss_is_the_fenchel_young_loss_of_its_definition(values: list[float], t: int, s: float) -> None:
+@pytest.mark.parametrize("s", [0.0, 0.3])
+@given(values=st.lists(st.floats(-5, 5), min_size=2, max_size=6), t=st.integers(0, 5))
+def test_sparsemax_loss_is_the_fenchel_young_loss_of_its_definition(s: float, values: list[float], t: int) -> None:
     # L = max_p [<p, o> - |p|^2/2] - (<y, o> - |y|^2/2) over the simplex; the maximum is at sparsemax(o).
     o = torch.tensor(values, dtype=F64)
     t %= len(values)
@@ -168,6 +208,44 @@ def test_sparsemax_passes_gradcheck_twice() -> None:
     assert torch.autograd.gradcheck(lambda x: D.sparsemax_loss(x, torch.tensor([0, 1, 2])), x)
     batched = torch.vmap(D.sparsemax)(x)
     torch.testing.assert_close(batched, D.sparsemax(x))
+
+
+@pytest.mark.parametrize("size", [1e4, 1e30, -1e30])
+def test_only_differences_of_huge_logits_matter(size: float) -> None:
+    huge, target = torch.full((1, 5), size), torch.tensor([3])
+    log_mask = torch.tensor([[0.0, -50.0, -50.0, 0.0, 0.0]])  # three of the five are kept
+    assert D.cross_entropy(huge, target).item() == pytest.approx(math.log(5), rel=1e-6)
+    assert D.cross_entropy(huge, target, label_smoothing=0.5).item() == pytest.approx(math.log(5), rel=1e-6)
+    assert D.masked_nll(huge, log_mask, target).item() == pytest.approx(math.log(3), rel=1e-6)
+    assert D.sparsemax_loss(huge, target).item() == pytest.approx(0.4, rel=1e-6)
+
+
+def test_differences_are_taken_from_the_highest_logit() -> None:
+    o = torch.tensor([1e8 + 8, 1e8, -1e8])  # from the lowest, 16 is the next number after 0
+    assert D.sparsemax(o).tolist() == [1.0, 0.0, 0.0]
+    assert D.cross_entropy(o, torch.tensor(1)).item() == pytest.approx(8, rel=1e-3)
+
+
+def test_class_weights_do_not_widen_the_loss() -> None:
+    weight = torch.ones(3, dtype=F64)
+    assert D.cross_entropy(torch.zeros(3), torch.tensor(1), class_weight=weight).dtype == torch.float32
+
+
+def test_what_the_target_pays_survives_a_huge_correction() -> None:
+    r = torch.tensor([[1e4, -1e4], [-1e4, 1e4], [0.0, 1e30]])
+    assert D.auxiliary(r, torch.tensor([0, 0, 1])).tolist() == pytest.approx([0.0, 2e4, math.log(2)], rel=1e-6)
+
+
+def test_label_smoothing_of_sparsemax_does_not_overflow() -> None:
+    o = torch.full((1, 4), torch.finfo(torch.float32).min / 2).scatter(-1, torch.tensor([[1]]), 0.0)
+    assert D.sparsemax_loss(o, torch.tensor([1]), label_smoothing=0.2).isfinite()
+
+
+def test_mean_logits_that_do_not_fit_into_float16_are_the_lowest_number_not_minus_infinity() -> None:
+    lowest = torch.finfo(torch.float16).min
+    o, a = torch.tensor([-6e4, 0.0]).half(), torch.tensor([-6e4, -6e4]).half()
+    assert D.mean_logits(o, a).tolist() == [lowest, -6e4]
+    assert D.mean_logits(torch.full((2,), torch.finfo(torch.float16).max).half(), a + 6e4).isfinite().all()
 
 
 def test_the_naive_forms_fail_where_ours_hold() -> None:

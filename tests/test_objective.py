@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -74,6 +75,23 @@ def test_same_values_and_gradients(
     for x, y in zip(ours_grad, plain_grad, strict=True):
         # torch's softplus is linear above 20, so that there the plain form is 2e-9 off
         torch.testing.assert_close(x, y, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("terms", [fused_terms, compiled_terms, plain_terms])
+@pytest.mark.parametrize("size", [0.0, 3.0, 1e4, 1e30])
+def test_corrections_that_cancel_and_huge_logits(terms: Callable[..., list[Tensor]], size: float) -> None:
+    # b = a + r is exactly 0 for the first rival, and all but 0 for the second; the other logits are equal and huge.
+    a, r = torch.tensor([[0.0, size, -1e4]]), torch.tensor([[0.0, -size, 1.0]])
+    o, u, t = torch.full((1, 3), -size), torch.full((1, 3), 0.5), torch.tensor([0])
+    nll, kl, entropy, auxiliary = terms(o, a, a, r, u, t, False)
+    # masks: the target's 1, then 1/2, then none
+    assert nll.item() == pytest.approx(math.log(1.5), rel=1e-6)
+    cancelled = (size + 2 * math.log1p(math.exp(-size))) / 2 - math.log(2)  # KL of a fair coin from sigmoid(a)
+    assert kl.item() == pytest.approx(math.log(2) + cancelled, rel=1e-6)
+    coin = math.log1p(math.exp(-size)) + (size / (1 + math.exp(size)) if size < 100 else 0.0)
+    assert entropy.item() == pytest.approx(math.log(2) + coin, rel=1e-6)
+    expected = math.log(2) + math.log1p(math.exp(-size)) + math.log1p(math.e)
+    assert auxiliary.item() == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("terms", [fused_terms, plain_terms])

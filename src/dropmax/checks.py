@@ -11,8 +11,18 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 from dropmax.errors import InvalidType, InvalidValue, did_you_mean
+
+
+class NotFinite(InvalidValue, FloatingPointError):
+    """NaN or infinity came in, or finite numbers were too large for the dtype.
+
+    >>> issubclass(NotFinite, FloatingPointError)
+    True
+    """
+
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -23,7 +33,7 @@ def values_are_readable(x: Tensor) -> bool:
     >>> values_are_readable(torch.zeros(2))
     True
     """
-    return x.device.type == "cpu" and not is_traced(x)
+    return x.device.type == "cpu" and not is_traced(x) and not isinstance(x, FakeTensor)
 
 
 def is_traced(x: Tensor) -> bool:
@@ -55,8 +65,29 @@ def is_exporting() -> bool:
     return getattr(torch.compiler, "is_exporting", bool)()  # torch 2.6 does not have it
 
 
+def check_finite(what: str, x: Tensor, advice: str, also: Sequence[float] = ()) -> Tensor:
+    """Return ``x``, or refuse it where looking is free and shows a number neither finite nor in ``also``.
+
+    >>> check_finite("features", torch.tensor([0.0, 1e30]), "scale them")
+    tensor([0.0000e+00, 1.0000e+30])
+    """
+    if not values_are_readable(x):
+        return x
+    values = x.detach()
+    # A sum is quick, and finite only if everything in it is. Where it is not, it may itself have overflowed.
+    if not math.isfinite(values.sum()):
+        wrong = ~values.isfinite()
+        for allowed in also:
+            wrong &= values != allowed
+        if bool(wrong.any()):
+            where = wrong.nonzero()[0].tolist()
+            value = values[tuple(where)].item()
+            raise NotFinite(f"{what} hold {value} at {where} (shape {tuple(x.shape)}, {x.dtype}): {advice}")
+    return x
+
+
 def check_features(features: Tensor, in_features: int) -> None:
-    """Refuse features whose last dimension is not ``in_features``, or that are not floating point.
+    """Refuse features whose last dimension is not ``in_features``, or that are not finite floating-point numbers.
 
     >>> check_features(torch.zeros(5, 3), 3)
     """
@@ -69,6 +100,7 @@ def check_features(features: Tensor, in_features: int) -> None:
             f"features have shape {tuple(features.shape)}, but this head expects {in_features} values in the last "
             f"dimension (in_features={in_features})"
         )
+    check_finite("features", features, "look for missing values in the data, or for a network that has diverged")
 
 
 def check_target(

@@ -119,7 +119,12 @@ def metadata(trained: TrainedModel) -> dict[str, Any]:
 
 
 def export(
-    run: Path | str | TrainedModel, out: Path | str, *, format: str = "onnx", force: bool = False
+    run: Path | str | TrainedModel,
+    out: Path | str,
+    *,
+    format: str = "onnx",
+    force: bool = False,
+    trust_network: bool = False,
 ) -> dict[str, Any]:
     """Write a trained model to one file for serving, and return what was found out about it.
 
@@ -132,6 +137,7 @@ def export(
         out: the file to write.
         format: ``"onnx"`` (needs the extra ``export``), ``"torch-export"`` or ``"safetensors"``.
         force: whether a file that is there already may be replaced.
+        trust_network: as for :func:`~dropmax.training.load_model`.
 
     >>> export("no-such-run", "model.bin", format="pickle")
     Traceback (most recent call last):
@@ -142,7 +148,7 @@ def export(
     refuse_to_overwrite(path, force)
     for package in ("onnx", "onnxscript", "onnxruntime") if format == "onnx" else ():
         _import_onnx(package)  # before the work, not after it
-    trained = run if isinstance(run, TrainedModel) else load_model(run)
+    trained = run if isinstance(run, TrainedModel) else load_model(run, trust_network=trust_network)
     about = metadata(trained)
     difference = 0.0
     with progress(f"exporting to {format}", 3, "stages") as advance:

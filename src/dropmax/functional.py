@@ -7,6 +7,9 @@ correction ``r``, posterior logits ``b`` (posterior retain probability ``g = sig
 Neither ``exp(o)`` nor ``rho`` nor ``log(rho + 1e-20)`` appears on the way to a loss: ``logsigmoid`` keeps every
 quantity finite and precise where the textbook forms overflow, underflow or lose all their digits. float16 and
 bfloat16 are computed in float32: sums over many classes do not fit into half precision.
+
+Nothing is checked here. Finite logits give finite results, as long as a sum over the classes fits into the dtype; a row
+with NaN gives NaN, and no other row sees it. The heads refuse such rows.
 """
 
 from __future__ import annotations
@@ -89,7 +92,7 @@ def masked_nll(
     target = target.expand(log_mask.shape[:-1])
     log_mask = log_mask.scatter(-1, target.unsqueeze(-1), 0.0)
     nll = cross_entropy(
-        masked_logits(logits, log_mask, epsilon),
+        masked_logits(_from_highest(logits), log_mask, epsilon),  # large logits would swallow the mask
         target,
         label_smoothing=label_smoothing,
         smoothing_mask=log_mask.exp() if label_smoothing else None,
@@ -104,7 +107,11 @@ def mean_logits(logits: Tensor, retain_logits: Tensor) -> Tensor:
     >>> mean_logits(torch.tensor([1.0, 1.0]), torch.tensor([100.0, 0.0])).softmax(-1)
     tensor([0.6667, 0.3333])
     """
-    return (_wide(logits) + F.logsigmoid(_wide(retain_logits))).to(logits.dtype)
+    wide = _wide(logits) + F.logsigmoid(_wide(retain_logits))
+    if wide.dtype == logits.dtype:
+        return wide
+    limits = torch.finfo(logits.dtype)  # a row that became -inf throughout would have NaN for a softmax
+    return wide.clamp(limits.min, limits.max).to(logits.dtype)
 
 
 def cross_entropy(
@@ -126,7 +133,7 @@ def cross_entropy(
     >>> cross_entropy(torch.tensor([[0.0, 0.0, 0.0, 0.0]]), torch.tensor([2]))
     tensor([1.3863])
     """
-    logits = _wide(logits)
+    logits = _from_highest(_wide(logits))
     index = target.unsqueeze(-1)
     normaliser = logits.logsumexp(-1)
     nll = normaliser - logits.gather(-1, index).squeeze(-1)
@@ -188,7 +195,9 @@ def auxiliary(correction: Tensor, target: Tensor, *, prior_correction: bool = Fa
     r = _wide(correction)
     if prior_correction:
         r = r - math.log(r.shape[-1] - 1)
-    return F.softplus(r).sum(-1) - r.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+    index = target.unsqueeze(-1)
+    # log(1 + exp(-r)) of the target: as log(1 + exp(r)) - r it would lose its digits where r is large.
+    return F.softplus(r.scatter(-1, index, -r.gather(-1, index))).sum(-1)
 
 
 def sparsemax(logits: Tensor) -> Tensor:
@@ -213,15 +222,14 @@ def sparsemax_loss(logits: Tensor, target: Tensor, *, label_smoothing: float = 0
     >>> sparsemax_loss(torch.tensor([[2.0, 1.0, 0.0], [0.0, 0.0, 0.0]]), torch.tensor([0, 0]))
     tensor([0.0000, 0.3333])
     """
-    o = _wide(logits)
-    o = o - o.amax(-1, keepdim=True).detach()  # the loss does not change; its digits survive large logits
+    o = _from_highest(_wide(logits))
     p = sparsemax(o)
     num_classes = o.shape[-1]
     even = label_smoothing / num_classes
     on_target = 1 - label_smoothing
     y_dot_o = on_target * o.gather(-1, target.unsqueeze(-1)).squeeze(-1)
     if label_smoothing:
-        y_dot_o = y_dot_o + even * o.sum(-1)
+        y_dot_o = y_dot_o + (even * o).sum(-1)
     y_squared = (on_target + even) ** 2 + (num_classes - 1) * even**2
     return (p * o).sum(-1) - y_dot_o + (y_squared - p.square().sum(-1)) / 2
 
@@ -252,6 +260,11 @@ class _Sparsemax(torch.autograd.Function):
         mean = (gradient * support).sum(-1, keepdim=True) / support.sum(-1, keepdim=True)
         projected: Tensor = support * (gradient - mean)
         return projected
+
+
+def _from_highest(logits: Tensor) -> Tensor:
+    """Subtract each row's highest logit: no probability changes, and their digits survive large logits."""
+    return logits - logits.amax(-1, keepdim=True).detach()
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -7,14 +7,12 @@ needs huggingface_hub, the extra ``hub``.
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
 
 from dropmax.errors import InvalidValue, MissingDependency, RunError
@@ -36,6 +34,7 @@ def save_pretrained(
     data_dir: Path | str | None = None,
     repository: str | None = None,
     force: bool = False,
+    trust_network: bool = False,
 ) -> Path:
     """Write a trained model with its card into a directory, and return the directory.
 
@@ -48,6 +47,7 @@ def save_pretrained(
         data_dir: where data sets are, as for ``dropmax evaluate``.
         repository: the name to show in the card for loading the model; that of the directory by default.
         force: whether files of an earlier call may be replaced; no others ever are.
+        trust_network: as for :func:`~dropmax.training.load_model`.
 
     >>> import tempfile
     >>> from dropmax.recipes import load_recipe
@@ -57,12 +57,12 @@ def save_pretrained(
     >>> run = train(recipe, place / "run", quiet=True)
     >>> sorted(path.name for path in save_pretrained(run.path, place / "model").iterdir())
     ['README.md', 'confusable.png', 'model.safetensors', 'recipe.toml']
-    >>> from_pretrained(place / "model").model.head
-    DropMax(in_features=500, num_classes=10)
+    >>> from_pretrained(place / "model").model.head.name
+    'dropmax'
     """
     place = Path(directory)
     _make_place(place, force)
-    trained, run = _load(model)
+    trained, run = _load(model, trust_network)
     found = measure(trained, run, data_dir)
     # Everything is made beside its place first, so that a failure leaves no half of a model there.
     with tempfile.TemporaryDirectory(prefix="dropmax-") as scratch:
@@ -100,14 +100,14 @@ def from_pretrained(
         token: of a private repository; huggingface_hub looks for a saved one by default.
         device: where to put the model.
         trust_network: a model whose network is a class outside dropmax (``package.module:ClassName``) has that module
-            imported. From a repository this is refused unless you say that you trust it.
+            imported, which is refused unless your program imported it before or you say that you trust it.
 
     >>> from_pretrained("no such place")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     dropmax.errors.RunError: there is no directory or file 'no such place', and it is not a repository 'owner/name': ...
     """
     if Path(name).exists():
-        return load_model(name, device=device)
+        return load_model(name, device=device, trust_network=trust_network)
     if not _REPOSITORY.fullmatch(str(name)):
         raise RunError(
             f"there is no directory or file {str(name)!r}, and it is not a repository 'owner/name': nothing to load"
@@ -117,13 +117,7 @@ def from_pretrained(
         file = hub.hf_hub_download(str(name), "model.safetensors", revision=revision, token=token)
     except Exception as error:  # a dozen classes of it, each of which means that there is no file
         raise RunError(f"cannot download model.safetensors of {name}: {_first_line(error)}") from error
-    network = _network_name(Path(file))
-    if ":" in network and not trust_network:
-        raise RunError(
-            f"the model {name} would import the network {network!r}, which is not part of dropmax: pass "
-            "trust_network=True if you trust that module"
-        )
-    return load_model(file, device=device)
+    return load_model(file, device=device, trust_network=trust_network)
 
 
 def push_to_hub(
@@ -135,6 +129,7 @@ def push_to_hub(
     token: str | None = None,
     message: str = "Upload a model trained with dropmax",
     api: Any = None,
+    trust_network: bool = False,
 ) -> str:
     """Upload a trained model with its card to the repository ``owner/name``, made if need be; return its address.
 
@@ -149,6 +144,7 @@ def push_to_hub(
         token: with permission to write; huggingface_hub looks for a saved one by default.
         message: of the commit.
         api: a ``huggingface_hub.HfApi`` of your own, for another endpoint.
+        trust_network: as for :func:`~dropmax.training.load_model`.
     """
     if not _REPOSITORY.fullmatch(repository):
         raise InvalidValue(f"a repository is named owner/name, got {repository!r}")
@@ -160,7 +156,9 @@ def push_to_hub(
             folder = Path(model)
         else:
             scratch = tempfile.mkdtemp(prefix="dropmax-")
-            folder = save_pretrained(model, Path(scratch) / "model", data_dir=data_dir, repository=repository)
+            folder = save_pretrained(
+                model, Path(scratch) / "model", data_dir=data_dir, repository=repository, trust_network=trust_network
+            )
         try:
             url = api.create_repo(repository, private=private, exist_ok=True)
             api.upload_folder(
@@ -174,12 +172,12 @@ def push_to_hub(
     return str(url)
 
 
-def _load(model: TrainedModel | Path | str) -> tuple[TrainedModel, Path | None]:
+def _load(model: TrainedModel | Path | str, trust_network: bool) -> tuple[TrainedModel, Path | None]:
     """Return the model, and the run directory it came from, if it did."""
     if isinstance(model, TrainedModel):
         return model, None
     path = Path(model)
-    return load_model(path), path if path.is_dir() else path.parent
+    return load_model(path, trust_network=trust_network), path if path.is_dir() else path.parent
 
 
 def _make_place(place: Path, force: bool) -> None:
@@ -199,14 +197,6 @@ def _make_place(place: Path, force: bool) -> None:
 
 def _is_saved(path: Path) -> bool:
     return all((path / name).is_file() for name in _FILES[:3])
-
-
-def _network_name(file: Path) -> str:
-    try:
-        with safetensors.safe_open(file, framework="pt") as opened:
-            return str(json.loads((opened.metadata() or {})["dropmax"])["recipe"]["network"]["name"])
-    except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{file} is damaged or not a model of dropmax: {_first_line(error)}") from error
 
 
 def _huggingface_hub(purpose: str) -> Any:

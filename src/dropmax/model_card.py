@@ -5,7 +5,9 @@ Every number in a card was measured, by training or just now; where nothing was,
 
 from __future__ import annotations
 
+import html
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from dropmax.errors import DataError, MissingDependency
 from dropmax.evaluation import Outputs, predict
 from dropmax.figures.confusable import draw_confusable, top_pairs
 from dropmax.heads.masked import MaskedHead
+from dropmax.terminal import printable
 from dropmax.training import RunDirectory, TrainedModel, load_data
 
 __all__ = ["Measured", "draw_figure", "measure", "model_card"]
@@ -120,7 +123,7 @@ def model_card(trained: TrainedModel, found: Measured, *, repository: str, figur
         figure: name of the picture; without one there is a table of the most confused pairs.
     """
     recipe, head = trained.recipe, trained.model.head
-    data = Path(recipe.data.name).name  # of data of one's own, not the path
+    data = _harmless(Path(recipe.data.name).name)  # of data of one's own, not the path
     parts = [
         _header(trained, found, data),
         f"# {recipe.head['name']} on {data}",
@@ -195,9 +198,15 @@ def _confusion(trained: TrainedModel, found: Measured, figure: str | None) -> st
     if figure is not None:
         return f"{over}.\n\n![Which classes are confused with which]({figure})"
     lines = ["| true class | rival | value |", "|---|---|---|"]
-    names = [name.replace("|", "\\|") for name in trained.classes]
+    names = [_harmless(name) for name in trained.classes]
     lines += [f"| {names[i]} | {names[j]} | {value:.3f} |" for i, j, value in top_pairs(found.attention, 10)]
     return f"{over}; the ten largest.\n\n" + "\n".join(lines)
+
+
+def _harmless(name: str) -> str:
+    """Return a name that somebody else chose as one line of Markdown that is nothing but text."""
+    shown = html.escape(printable(" ".join(name.split())), quote=False)
+    return re.sub(r"([\\`*_\[\]|#])", r"\\\1", shown) if re.search(r"[`\[\]|<&]", shown) else shown
 
 
 def _usage(trained: TrainedModel, repository: str) -> str:

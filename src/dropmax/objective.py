@@ -109,23 +109,23 @@ class _SampledNLL(torch.autograd.Function):
         ctx: Any, o: Tensor, b: Tensor, uniform: Tensor, target: Tensor, temperature: float, epsilon: float
     ) -> Tensor:
         mask = torch.empty_like(o)
-        log_normaliser = o.new_empty(len(o))
+        highest, log_weighed = o.new_empty(2, len(o), 1).unbind()
         edge = torch.finfo(uniform.dtype).eps / 2
         for rows in _row_blocks(o):
             z = mask[rows]
             torch.clamp(uniform[rows], edge, 1 - edge, out=z)
             z.logit_().add_(b[rows]).mul_(1 / temperature).sigmoid_().scatter_(-1, target[rows].unsqueeze(-1), 1.0)
             # sum_k (z_k + epsilon) exp(o_k - max o) is at least epsilon: no logarithm of z is needed.
-            highest = o[rows].amax(-1, keepdim=True)
-            weighed = (o[rows] - highest).exp_().mul_(z + epsilon)
-            log_normaliser[rows] = weighed.sum(-1).log_().add_(highest.squeeze(-1))
-        ctx.save_for_backward(o, b, uniform, target, mask, log_normaliser)
+            highest[rows] = o[rows].amax(-1, keepdim=True)
+            log_weighed[rows] = (o[rows] - highest[rows]).exp_().mul_(z + epsilon).sum(-1, keepdim=True).log_()
+        ctx.save_for_backward(o, b, uniform, target, mask, highest, log_weighed)
         ctx.options = temperature, epsilon
-        return log_normaliser - o.gather(-1, target.unsqueeze(-1)).squeeze(-1) - math.log1p(epsilon)
+        # The large numbers first: what is left of them is as large as the result, and its digits survive.
+        return (highest - o.gather(-1, target.unsqueeze(-1)) + log_weighed).squeeze(-1) - math.log1p(epsilon)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        o, b, uniform, target, mask, log_normaliser = ctx.saved_tensors
+        o, b, uniform, target, mask, highest, log_weighed = ctx.saved_tensors
         temperature, epsilon = ctx.options
         if torch.is_grad_enabled():
             found = _by_autograd(
@@ -137,11 +137,11 @@ class _SampledNLL(torch.autograd.Function):
         grad_b = torch.empty_like(o) if ctx.needs_input_grad[1] else None
         for rows in _row_blocks(o):
             z, t, weight = mask[rows], target[rows].unsqueeze(-1), gradient[rows].unsqueeze(-1)
-            unmasked = (o[rows] - log_normaliser[rows].unsqueeze(-1)).exp_().mul_(weight)
+            unmasked = (o[rows] - highest[rows]).sub_(log_weighed[rows]).exp_().mul_(weight)
             torch.mul(unmasked, z + epsilon, out=grad_o[rows])
             grad_o[rows].scatter_add_(-1, t, -weight)
             if grad_b is not None:
-                # p_k dlog(z_k + epsilon)/db_k = exp(o_k - log_normaliser) z_k (1 - z_k) / temperature; 0 for z_t = 1
+                # p_k dlog(z_k + epsilon)/db_k = unmasked_k z_k (1 - z_k) / temperature; 0 for z_t = 1
                 torch.mul(unmasked.mul_(z), (1 - z).mul_(1 / temperature), out=grad_b[rows])
         return grad_o, grad_b, None, None, None, None
 
@@ -161,13 +161,15 @@ class _FusedRegularisers(torch.autograd.Function):
             small = (-size).exp_()
             c = _log_of_one_and(small)
             entropy[rows] = size.mul_(small).div_(small.add_(1)).add_(c).sum(-1)
-            c -= _log_of_one_and(b_.abs().neg_().exp_())  # now c(a) - c(b)
-            # g (min(b, 0) - min(a, 0)) + (1 - g) (min(b, 0) - b - min(a, 0) + a) + c(a) - c(b), where b - a = r
-            c += b_.clamp(max=0)
-            c -= a_.clamp(max=0)
-            c.addcmul_(b_.neg_().sigmoid_(), r_, value=-1)
+            # KL = c(a) - c(b) - sign(b) r sigmoid(-|b|), and |a| more where a and b differ in sign: nothing cancels
+            sign = torch.copysign(b_.new_ones(()), b_)  # of 0, either: 0 would be wrong
+            b_.abs_().neg_()
+            c -= _log_of_one_and(b_.exp())
+            c.addcmul_(b_.sigmoid_().mul_(sign), r_, value=-1)
+            c -= sign.mul_(a_).clamp_max_(0)
             kl[rows] = c.scatter_(-1, t, F.logsigmoid(a_.gather(-1, t)).neg_()).sum(-1)
-            auxiliary[rows] = _softplus(r_ - shift).sum(-1) - (r_.gather(-1, t).squeeze(-1) - shift)
+            evidence = r_ - shift
+            auxiliary[rows] = _softplus(evidence.scatter_(-1, t, -evidence.gather(-1, t))).sum(-1)
         ctx.save_for_backward(a, stopped, r, target)
         ctx.prior_correction = prior_correction
         return kl, entropy, auxiliary
@@ -214,17 +216,18 @@ class _CompiledNLL(torch.autograd.Function):
         is_target = _is_target(o, target)
         mask = torch.where(is_target, 1.0, ((b + logistic(uniform)) / temperature).sigmoid())
         highest = o.amax(-1, keepdim=True)
-        log_normaliser = ((o - highest).exp() * (mask + epsilon)).sum(-1).log() + highest.squeeze(-1)
-        ctx.save_for_backward(o, target, mask, log_normaliser)
+        log_weighed = ((o - highest).exp() * (mask + epsilon)).sum(-1, keepdim=True).log()
+        ctx.save_for_backward(o, target, mask, highest, log_weighed)
         ctx.options = temperature, epsilon
-        return log_normaliser - torch.where(is_target, o, 0.0).sum(-1) - math.log1p(epsilon)
+        lead = torch.where(is_target, highest - o, 0.0).sum(-1, keepdim=True)
+        return (lead + log_weighed).squeeze(-1) - math.log1p(epsilon)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        o, target, mask, log_normaliser = ctx.saved_tensors
+        o, target, mask, highest, log_weighed = ctx.saved_tensors
         temperature, epsilon = ctx.options
         weight = gradient.unsqueeze(-1)
-        unmasked = (o - log_normaliser.unsqueeze(-1)).exp() * weight
+        unmasked = (o - highest - log_weighed).exp() * weight
         grad_o = unmasked * (mask + epsilon) - torch.where(_is_target(o, target), weight, 0.0)
         grad_b = unmasked * mask * (1 - mask) / temperature if ctx.needs_input_grad[1] else None
         return grad_o, grad_b, None, None, None, None
@@ -242,9 +245,10 @@ class _CompiledRegularisers(torch.autograd.Function):
         b = stopped + r
         size, c = a.abs(), _log_of_one_and((-a.abs()).exp())
         entropy = size * (-size).sigmoid() + c
-        rivals = c - _log_of_one_and((-b.abs()).exp()) + b.clamp(max=0) - a.clamp(max=0) - (-b).sigmoid() * r
+        sign = torch.copysign(b.new_ones(()), b)
+        rivals = c - _log_of_one_and((-b.abs()).exp()) - sign * r * (-b.abs()).sigmoid() - (sign * a).clamp(max=0)
         kl = torch.where(is_target, c - a.clamp(max=0), rivals)
-        auxiliary = _softplus(r - shift) - torch.where(is_target, r - shift, 0.0)
+        auxiliary = _softplus(torch.where(is_target, shift - r, r - shift))
         ctx.save_for_backward(a, stopped, r, target)
         ctx.shift = shift
         return kl.sum(-1), entropy.sum(-1), auxiliary.sum(-1)

@@ -159,18 +159,20 @@ class _ShardedObjective(torch.autograd.Function):
         *maps, target, noise, class_weight, settings, dtype, group = arguments
         sums, blocks = forward_walk(features, maps, target, noise, class_weight, settings, dtype)
         sums = _over_ranks(sums, group)
-        log_normaliser = sums.highest + sums.weighed.log()
+        log_weighed = sums.weighed.log()
         ctx.save_for_backward(
-            features, *maps, target, noise, class_weight, log_normaliser, sums.kept, sums.kept_weight, blocks
+            features, *maps, target, noise, class_weight, sums.highest, log_weighed, sums.kept, sums.kept_weight, blocks
         )
         ctx.settings, ctx.dtype, ctx.group = settings, dtype, group
-        return finish(sums, log_normaliser, settings)
+        return finish(sums, log_weighed, settings)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        features, *maps, target, noise, class_weight, log_normaliser, kept, kept_weight, blocks = ctx.saved_tensors
-        known = Known(target, noise, class_weight, log_normaliser, kept, kept_weight, blocks)
+        features, *maps, target, noise, class_weight, highest, log_weighed, kept, kept_weight, blocks = (
+            ctx.saved_tensors
+        )
+        known = Known(target, noise, class_weight, highest, log_weighed, kept, kept_weight, blocks)
         found = backward_walk(
             features, maps, known, RowTerms(*gradients), ctx.settings, ctx.dtype, ctx.needs_input_grad[:7]
         )
@@ -183,7 +185,8 @@ def _over_ranks(sums: Sums, group: dist.ProcessGroup) -> Sums:
     """Join the sums over each rank's classes: two messages."""
     highest = sums.highest.clone()
     dist.all_reduce(highest, dist.ReduceOp.MAX, group=group)
-    parts = (sums.weighed * (sums.highest - highest).exp(), *sums[2:])
+    moved = sums.highest - highest
+    parts = (sums.weighed * moved.exp(), *sums[2:-1], sums.kept_logit + moved * sums.kept_weight)
     message = torch.cat([x.flatten() for x in parts])
     dist.all_reduce(message, group=group)
     joined = torch.split(message, [x.numel() for x in parts])

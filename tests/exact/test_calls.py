@@ -138,6 +138,28 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
     assert float(result.stdout) < 120  # MB
 
 
+@pytest.mark.parametrize("index", range(5))
+def test_infinities_that_have_a_meaning(index: int) -> None:
+    logits = torch.tensor([[1.0, 2.0, 0.0], [0.0, -torch.inf, 1.0], [-torch.inf, 3.0, 3.0], [1.0, 2.0, 3.0]])
+    retain_logits = torch.tensor([[torch.inf, 0.0, -torch.inf], [0.0, 1.0, 2.0], [0.0, 0.0, 0.0], [-torch.inf] * 3])
+    function, _ = all_functions(torch.tensor([1, 0, 2, 0]))[index]
+    inputs = logits.clone().requires_grad_(), retain_logits.clone().requires_grad_()
+    value = function(*inputs)
+    torch.testing.assert_close(value, function(logits.clamp_min(-(2.0**20)), retain_logits.clamp(-1e4, 1e4)))
+    assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(value.sum(), inputs))
+
+
+@pytest.mark.parametrize("size", [1e7, 1e20, 1e30])
+def test_only_differences_of_huge_logits_matter(size: float) -> None:
+    retain_logits = torch.tensor([[0.5, -1.0, 2.0, 0.0]])
+    equal = torch.zeros(1, 4)
+    for function, _ in all_functions(torch.tensor([2])):
+        for sign in (1, -1):
+            torch.testing.assert_close(function(equal + sign * size, retain_logits), function(equal, retain_logits))
+    mixed = torch.tensor([[size, size, -size, -size]])
+    torch.testing.assert_close(exact.predictive(mixed, retain_logits).sum(), torch.tensor(1.0))
+
+
 # --- error messages --------------------------------------------------------------------------------------------------
 
 GOOD, LABELS = torch.zeros(2, 3), torch.tensor([0, 2])
@@ -161,6 +183,11 @@ GOOD, LABELS = torch.zeros(2, 3), torch.tensor([0, 2])
         (lambda: exact.expected_nll(GOOD, GOOD, LABELS, step=-0.5), InvalidValue, r"step.*above 0, got -0\.5"),
         (lambda: exact.predictive(GOOD, GOOD, step=3.0), InvalidValue, r"step must lie between 0\.01 and 1, got 3\.0"),
         (lambda: exact.predictive(GOOD, GOOD, step="fine"), InvalidType, r"step must be a number, got 'fine'"),
+        (lambda: exact.predictive(GOOD, GOOD, step=0.009), InvalidValue, r"between 0\.01 and 1, got 0\.009"),
+        (lambda: exact.predictive(GOOD + torch.nan, GOOD), InvalidValue, r"logits hold nan at \[0, 0\]"),
+        (lambda: exact.predictive(GOOD + torch.inf, GOOD), InvalidValue, r"logits hold inf"),
+        (lambda: exact.variance(GOOD, GOOD * torch.nan), InvalidValue, r"retain_logits hold nan"),
+        (lambda: exact.expected_nll(GOOD, GOOD * torch.nan, LABELS), InvalidValue, r"posterior_logits hold nan"),
     ],
 )
 def test_error_messages(call: Callable[[], Tensor], error: type[Exception], message: str) -> None:

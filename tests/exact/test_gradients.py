@@ -57,7 +57,8 @@ def test_everything_is_finite(dtype: torch.dtype, seed: int, scale: float) -> No
             assert bool(gradient.isfinite().all())
 
 
-def test_a_row_of_nan_stays_alone() -> None:
+def test_where_nobody_looks_a_row_of_nan_stays_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact, "check_finite", lambda *arguments, **options: None)  # as on an accelerator
     logits, retain_logits, target = draw(6, (4, 6), 200.0, 50.0, torch.float32)
     for spoilt in (logits, retain_logits):
         for function, _ in all_functions(target):

@@ -14,7 +14,7 @@ import pytest
 
 from dropmax.errors import DropMaxError, MissingDependency
 from dropmax.experiments import Store, plan_table, reproduce
-from dropmax.experiments.cluster import Cluster
+from dropmax.experiments.cluster import Cluster, _scratch
 from dropmax.experiments.worker import run_job
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
@@ -70,8 +70,6 @@ def test_a_node_that_dies_costs_no_result(tmp_path: Path, monkeypatch: pytest.Mo
         cluster.shutdown()
     assert (outcome.done, outcome.failed) == (4, {})
     assert len(list(out.glob("runs/*.json"))) == 4
-    # The killed task could not clean up, which shows that the node died in the middle of a run.
-    assert list(scratch.glob("dropmax-*"))
     shutil.rmtree(scratch, ignore_errors=True)
     assert sorted(result["seed"] for result in Store(out).results()) == [0, 0, 1, 1]
     assert not list((out / "work").iterdir())
@@ -80,3 +78,19 @@ def test_a_node_that_dies_costs_no_result(tmp_path: Path, monkeypatch: pytest.Mo
     here = run_job(plan.groups[0].run_jobs({}, 1)[0], tmp_path / "here")
     there = next(found for found in Store(out).results() if found["job"] == here["job"])
     assert (there["test"], there["validation"]) == (here["test"], here["validation"])
+
+
+def test_a_task_removes_what_killed_tasks_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left, stranger = tmp_path / "dropmax-task-dead", tmp_path / "dropmax-task-stranger"
+    for place in (left / "run", stranger / "run"):
+        place.mkdir(parents=True)
+    (left / ".lock").touch()
+    with _scratch() as mine:
+        assert not left.exists()
+        assert stranger.exists()  # it has no lock: nobody knows whose it is
+        with _scratch() as other:
+            assert mine.exists()
+            assert other != mine
+        assert not other.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["dropmax-task-stranger"]

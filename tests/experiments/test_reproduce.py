@@ -82,7 +82,7 @@ def test_a_run_that_diverges_is_a_result_with_a_reason(tmp_path: Path) -> None:
     job = plan({**TINY, "training.epochs": 3, "training.learning_rate": 1e30}).groups[0].run_jobs({}, 1)[0]
     found = run_job(job, tmp_path / "work")
     assert found["status"] == "failed"
-    assert "no longer finite" in found["reason"]
+    assert "try a lower learning rate" in found["reason"]
     assert str(tmp_path) not in found["reason"]
     assert "test" not in found
 
@@ -210,10 +210,10 @@ def test_a_study_with_a_diverging_variant_ends_with_exit_code_1_and_the_others_d
     assert stop.value.exit_code == 1
     printed = capsys.readouterr()
     assert printed.err.count("\n") == 1
-    assert "failed: runs/mnist-1k.released.too-fast.seed0 (the loss term" in printed.err
+    assert "failed: runs/mnist-1k.released.too-fast.seed0 (features hold nan" in printed.err
     cells = {cell["row"]: cell for cell in json.loads(printed.out)["tables"]["error"]["cells"]}
     assert cells["smooth"]["runs"] == 1
-    assert cells["too-fast"]["note"].startswith("failed: the loss term")
+    assert cells["too-fast"]["note"].startswith("failed: features hold nan")
     assert len(Store(out).results("tune")) == 2
     table = (out / "table.md").read_bytes()
     (out / "table.md").unlink()

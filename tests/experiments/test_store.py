@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -173,3 +174,67 @@ def test_a_grid_that_failed_throughout_fails_its_runs(tmp_path: Path) -> None:
     # A failed run is a result; --repair gives it another chance.
     assert Schedule(tuned, store).left == 0
     assert Schedule(tuned, store, repair=True).left == 14
+
+
+def test_a_directory_whose_process_was_killed_before_it_had_a_plan_can_be_used(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    (tmp_path / ".lock").touch()
+    (tmp_path / ".plan.json.abcd_123.tmp").write_text("{")
+    store.join(plan(), "a test")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "plan.json", "runs", "tune", "work"]
+
+
+def test_a_kill_between_the_result_and_the_end_of_its_scratch_directory_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path)
+    store.join(plan(), "a test")
+    job, other, kept = plan().groups[0].run_jobs({}, 3)
+    for each in (job, other, kept):
+        store.work(each).mkdir()
+        (store.work(each) / "model").touch()
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    def written_and_killed(*given: Any) -> None:
+        Store(tmp_path).write(*given)
+        killed()
+
+    for each, write in ((other, killed), (job, written_and_killed)):
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "write", write)
+            with pytest.raises(KeyboardInterrupt):
+                store.finish(each, result(each))
+    store.finish(kept, result(kept), keep_run=True)
+    assert not store.work(job).exists()
+    schedule = Schedule(plan(runs=3), store)
+    assert sorted(schedule.results) == [job.id, kept.id]
+    # The first has its result. The second had none: its trained model is back. The third was to be kept.
+    assert sorted(path.name for path in (tmp_path / "work").iterdir()) == sorted(
+        store.work(each).name for each in (other, kept)
+    )
+    assert (store.work(other) / "model").exists()
+    store.finish(other, result(other))
+    assert [path.name for path in (tmp_path / "work").iterdir()] == [store.work(kept).name]
+
+
+def test_a_full_disk_fails_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dropmax.experiments.worker import run_job
+    from dropmax.files import CannotWrite
+
+    def full(*_: object, **__: object) -> None:
+        raise CannotWrite("cannot write model.safetensors: No space left on device")
+
+    tiny = {"training.epochs": 1, "data.train_size": 20, "data.validation_size": 20, "network.name": "mlp"}
+    job = plan(overrides=tiny).groups[0].run_jobs({}, 1)[0]
+    checkpoint = tmp_path / "work" / "checkpoint-000001.pt"
+    with monkeypatch.context() as patch:
+        patch.setattr("dropmax.training.loop.save_model", full)
+        with pytest.raises(CannotWrite):
+            run_job(job, tmp_path / "work")
+        begun = checkpoint.stat()
+        with pytest.raises(CannotWrite):  # nor does it cost what was done before
+            run_job(job, tmp_path / "work")
+    assert checkpoint.stat().st_ino == begun.st_ino
+    assert run_job(job, tmp_path / "work")["status"] == "done"

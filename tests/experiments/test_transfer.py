@@ -23,7 +23,7 @@ def source(path: Path, *, leave_out: int = 0, data: tuple[str, ...] = ("mnist-1k
         jobs = group.tune_jobs()
         for number, job in enumerate(jobs[: len(jobs) - leave_out]):
             result = failure(job, "made up", {})
-            found: dict[str, Any] = {"error": 0.01 if number == 5 else 0.05, "nll": 0.1}
+            found: dict[str, Any] = {"error": 0.01 if number == 5 else 0.05, "nll": 0.1, "ece": 0.01}
             store.write(job, {**result, "status": "done", "validation": {"mean": found}, "point": job.point})
     return path
 

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from dropmax import HEADS, DropMaxError, make_head
-from dropmax.checks import values_are_readable
+from dropmax.checks import NotFinite, values_are_readable
+from dropmax.heads import ABLATIONS
 
 FEATURES, TARGET = torch.zeros(4, 6), torch.tensor([0, 1, 2, 3])
 
@@ -95,6 +97,44 @@ def test_bad_calls(call: Any, message: str) -> None:
         call(make_head("dropmax", 6, 5))
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("name", [*HEADS, *ABLATIONS])
+def test_features_that_are_not_finite_are_refused(name: str, bad: float) -> None:
+    head, features = make_head(name, 6, 5), FEATURES.clone()
+    features[2, 1] = bad
+    for call in (
+        lambda: head(features),
+        lambda: head.loss(features, TARGET),
+        lambda: head.predict_proba(features),
+        lambda: head.predict_proba(features, "mc"),
+        lambda: head.predict_proba(features, "exact"),
+        lambda: head.topk(features, 2),
+        lambda: head.retain_probs(features),
+        lambda: head.posterior_probs(features, TARGET),
+        lambda: head.predictive_std(features),
+    ):
+        with pytest.raises(NotFinite, match=rf"features hold {bad} at \[2, 1\] \(shape \(4, 6\), torch.float32\)"):
+            call()
+
+
+@pytest.mark.parametrize("weight", [torch.nan, torch.finfo(torch.float32).max])
+@pytest.mark.parametrize("name", list(HEADS))
+def test_weights_that_are_not_finite_or_overflow_are_named(name: str, weight: float) -> None:
+    head = make_head(name, 6, 5)
+    with torch.no_grad():
+        head.classifier.weight[3] = weight
+    for call in (lambda: head.loss(FEATURES + 1, TARGET), lambda: head.predict_proba(FEATURES + 1)):
+        with pytest.raises(NotFinite, match=rf"so the weights of '{name}' are not, or are too large for the dtype"):
+            call()
+
+
+def test_finite_features_whose_sum_overflows_are_welcome() -> None:
+    features = torch.full((1, 6), torch.finfo(torch.float32).max / 4)
+    head = make_head("softmax", 6, 5)
+    torch.nn.init.zeros_(head.classifier.weight)
+    assert head.predict_proba(features).isfinite().all()
+
+
 def test_checks_look_at_no_values_where_that_would_stall_a_device() -> None:
     assert values_are_readable(torch.zeros(1))
     assert not values_are_readable(torch.zeros(1, device="meta"))
@@ -102,3 +142,6 @@ def test_checks_look_at_no_values_where_that_would_stall_a_device() -> None:
     head = make_head("dropmax", 6, 5, device="meta")
     loss = head.loss(torch.zeros(4, 6, device="meta"), torch.zeros(4, dtype=torch.long, device="meta"))
     assert loss.total.device.type == "meta"
+    with FakeTensorMode() as mode:  # on the processor, and without values all the same
+        fake = make_head("dropmax", 6, 5)(mode.from_tensor(FEATURES))
+        assert fake.shape == (4, 5)

@@ -47,6 +47,21 @@ def test_extreme_logits_give_a_finite_loss_and_gradient(name: str, dtype: torch.
     torch.testing.assert_close(p.sum(-1), torch.ones_like(p[:, 0]), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["deterministic-attention", "dropmax-qp", "dropmax"])
+def test_retain_logits_at_the_edge_of_float16_leave_probabilities(name: str) -> None:
+    # o + log rho of -120,000 would be -inf for every class in float16, and its softmax NaN.
+    head = make_head(name, 1, 3, dtype=torch.float16)
+    with torch.no_grad():
+        for p in head.parameters():
+            p.zero_()
+        head.classifier.weight.copy_(torch.tensor([[-6e4], [-6e4], [-6e4]]))
+        head.retain.weight.copy_(torch.tensor([[-6e4], [-6e4], [-6e4]]))
+        head.retain.bias.copy_(torch.tensor([0.0, -32.0, 0.0]))
+    features = torch.ones(1, 1, dtype=torch.float16)
+    assert head(features).isfinite().all()
+    torch.testing.assert_close(head.predict_proba(features), torch.tensor([[0.5, 0.0, 0.5]]))
+
+
 @pytest.mark.parametrize("num_classes", [2, 1000])
 @pytest.mark.parametrize("scale", [1.0, 30.0])
 @pytest.mark.parametrize("name", ALL)

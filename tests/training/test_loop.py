@@ -177,7 +177,7 @@ def test_two_processes_learn_what_one_learns(tmp_path: Path) -> None:
 
 def test_a_loss_that_is_no_longer_finite_is_named_and_the_last_good_state_kept(tmp_path: Path) -> None:
     recipe = small(training__learning_rate=1e20, training__optimizer="sgd")
-    with pytest.raises(RunError, match=r"loss term '\w+' is no longer finite at step \d+: try a lower learning rate"):
+    with pytest.raises(RunError, match=r"(inf|nan).* \(step \d+\); try a lower learning rate than 1e\+20"):
         train(recipe, tmp_path / "run", quiet=True)
     checkpoint = RunDirectory(tmp_path / "run").load_checkpoint()
     assert checkpoint is not None

@@ -30,7 +30,7 @@ class Sums(NamedTuple):
     # For label smoothing, with c_k the weight of class k:
     kept: Tensor  # sum_k z_k
     kept_weight: Tensor  # sum_k z_k c_k
-    kept_logit: Tensor  # sum_k z_k c_k (o_k + log(z_k + epsilon))
+    kept_logit: Tensor  # sum_k z_k c_k (o_k - highest + log(z_k + epsilon))
 
 
 class Scratch:
@@ -108,26 +108,30 @@ def forward_block(
     # With c(x) = log(1 + exp(-|x|)) and s(x) = sigmoid(-|x|), entropy and KL have no large numbers that cancel:
     #   H  = c(a) + |a| s(a)
     #   KL = c(a) - c(b) - sign(b) r s(b), and |a| more where a and b differ in sign; for the target c(a) + max(-a, 0)
+    # The sign of b = 0 may be either, but must not be 0.
     size = torch.abs(a, out=x2)
     c, s = _c_and_s(size, x3, x4, x5, x6)
     entropy = torch.addcmul(c, size, s, out=x4).sum(-1)
     at_target = _pick(c, column) + _pick(a, column).neg().clamp_min(0)
     c_b, s = _c_and_s(torch.abs(b, out=x2), x3, x4, x6, x7)
-    sign = torch.sign(b, out=x4)
+    sign = torch.copysign(b.new_ones(()), b, out=x4)
     c.sub_(c_b).sub_(s.mul_(sign).mul_(r)).sub_(sign.mul_(a).clamp_max_(0))
     kl = _put(c, column, 0.0).sum(-1) + at_target
 
     shifted = torch.sub(r, base_rate, out=x0)
     at_target = _pick(shifted, column)
     c, _ = _c_and_s(torch.abs(shifted, out=x2), x3, x4, x5, x6)
-    auxiliary = c.add_(shifted.clamp_min_(0)).sum(-1) - at_target
+    rivals = _put(shifted.clamp_min_(0), column, 0.0)
+    auxiliary = c.add_(rivals).sum(-1) + at_target.neg().clamp_min(0)
 
     kept, kept_weight, kept_logit = sums.kept, sums.kept_weight, sums.kept_logit
     if smooth:
         share = z if class_weight is None else z * class_weight
         kept = kept + z.sum(-1)
+        moved = torch.where(kept_weight > 0, kept_weight * (sums.highest - highest), 0.0)  # at first highest is -inf
+        left = (o - highest.unsqueeze(-1)) + (z + epsilon).log_()
         kept_weight = kept_weight + share.sum(-1)
-        kept_logit = kept_logit + (share * (o + (z + epsilon).log_())).sum(-1)
+        kept_logit = kept_logit + moved + (share * left).sum(-1)
     return z, Sums(
         highest,
         weighed,
@@ -148,7 +152,8 @@ def backward_block(
     z: Tensor | None,
     noise: tuple[Tensor, ...] | None,
     column: Tensor,
-    log_normaliser: Tensor,
+    highest: Tensor,
+    log_weighed: Tensor,
     on_softmax: Tensor,
     on_spread: Tensor | None,
     on: RowTerms,
@@ -174,8 +179,9 @@ def backward_block(
         z = _mask(b, noise, column, temperature, scratch, x1 if _fits(noise, x1) else None)
     one_mask = z.dim() == 2
     left = torch.add(z, epsilon, out=x2 if one_mask else None)
-    unmasked = torch.sub(o, log_normaliser.unsqueeze(-1), out=x3 if one_mask else None).exp_()
-    unmasked.mul_(on_softmax.unsqueeze(-1))
+    unmasked = torch.sub(o, highest.unsqueeze(-1), out=x3)
+    unmasked = unmasked.sub_(log_weighed.unsqueeze(-1)) if one_mask else unmasked - log_weighed.unsqueeze(-1)
+    unmasked.exp_().mul_(on_softmax.unsqueeze(-1))
     if on_spread is not None:
         spread = z / left * on_spread.unsqueeze(-1)
         unmasked.sub_(spread if class_weight is None else spread.mul_(class_weight))

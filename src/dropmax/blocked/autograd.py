@@ -29,20 +29,20 @@ class Blocked(torch.autograd.Function):
             sums = Sums(*parts)
         else:
             sums, kept = forward_walk(features, maps, target, noise, class_weight, settings, dtype)
-        log_normaliser = sums.highest + sums.weighed.log()
+        log_weighed = sums.weighed.log()
         ctx.save_for_backward(
-            features, *maps, target, noise, class_weight, log_normaliser, sums.kept, sums.kept_weight, kept
+            features, *maps, target, noise, class_weight, sums.highest, log_weighed, sums.kept, sums.kept_weight, kept
         )
         ctx.settings, ctx.dtype = settings, dtype
-        return finish(sums, log_normaliser, settings)
+        return finish(sums, log_weighed, settings)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of the features and the six parameters."""
-        features, *maps, target, noise, class_weight, log_normaliser, z_sum, z_weight, kept = ctx.saved_tensors
+        features, *maps, target, noise, class_weight, highest, log_weighed, z_sum, z_weight, kept = ctx.saved_tensors
         nothing = (None,) * 5
         if torch.compiler.is_compiling():
-            rows = [log_normaliser, z_sum, z_weight, kept, *gradients]
+            rows = [highest, log_weighed, z_sum, z_weight, kept, *gradients]
             needed = list(ctx.needs_input_grad[:7])
             found = _backward_op(features, maps, target, noise, class_weight, rows, needed, ctx.dtype, *ctx.settings)
             return (*(x if need else None for x, need in zip(found, needed, strict=True)), *nothing)
@@ -52,7 +52,7 @@ class Blocked(torch.autograd.Function):
                 return plain_terms(features, maps, target, noise, ctx.settings, class_weight)
 
             return (*_by_autograd(plain, (features, *maps), gradients, ctx), *nothing)
-        known = Known(target, noise, class_weight, log_normaliser, z_sum, z_weight, kept)
+        known = Known(target, noise, class_weight, highest, log_weighed, z_sum, z_weight, kept)
         found = backward_walk(
             features, maps, known, RowTerms(*gradients), ctx.settings, ctx.dtype, ctx.needs_input_grad[:7]
         )
@@ -158,8 +158,8 @@ def _backward_op(
     *options: Any,
 ) -> list[Tensor]:
     """:func:`backward_walk` as one operation; what is not needed is an empty tensor."""
-    known = Known(target, noise, class_weight, *rows[:4])
-    found = backward_walk(features, maps, known, RowTerms(*rows[4:]), Settings(*options), dtype, needed, compiled=True)
+    known = Known(target, noise, class_weight, *rows[:5])
+    found = backward_walk(features, maps, known, RowTerms(*rows[5:]), Settings(*options), dtype, needed, compiled=True)
     return [features.new_empty(0) if x is None else x for x in found]
 
 

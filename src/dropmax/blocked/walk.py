@@ -28,18 +28,20 @@ class Known(NamedTuple):
     target: Tensor
     noise: Tensor
     class_weight: Tensor | None
-    log_normaliser: Tensor
+    highest: Tensor
+    log_weighed: Tensor
     kept: Tensor
     kept_weight: Tensor
     blocks: Tensor  # logits and masks of all blocks, or empty
 
 
-def finish(sums: Sums, log_normaliser: Tensor, settings: Settings) -> RowTerms:
+def finish(sums: Sums, log_weighed: Tensor, settings: Settings) -> RowTerms:
     """Return the terms from the sums over all classes."""
-    nll = _over_samples(log_normaliser) - sums.target_logit - math.log1p(settings.epsilon)
+    # The large numbers first: what is left of them is as large as the result, and its digits survive.
+    nll = (sums.highest - sums.target_logit) + _over_samples(log_weighed) - math.log1p(settings.epsilon)
     smooth = torch.zeros_like(nll)
     if settings.smooth:
-        smooth = _over_samples((log_normaliser * sums.kept_weight - sums.kept_logit) / sums.kept)
+        smooth = _over_samples((log_weighed * sums.kept_weight - sums.kept_logit) / sums.kept)
     return RowTerms(nll, smooth, sums.kl, sums.entropy, sums.auxiliary)
 
 
@@ -120,7 +122,7 @@ def backward_walk(
     if settings.smooth:
         on_spread = gradients.smooth / known.kept / settings.samples
         on_softmax = on_softmax + gradients.smooth * known.kept_weight / known.kept
-    on_softmax = on_softmax.expand(known.log_normaliser.shape) / settings.samples
+    on_softmax = on_softmax.expand(known.log_weighed.shape) / settings.samples
 
     for here, block in _walk(blocks, num_rows, num_classes, settings):
         if not settings.keep:
@@ -137,7 +139,8 @@ def backward_walk(
                 _masks_in(block, settings)[..., rows, :] if settings.keep else None,
                 None if settings.keep else _noise_of(known.noise, rows, here, by_row, by_class),
                 column[rows],
-                known.log_normaliser[..., rows],
+                known.highest[rows],
+                known.log_weighed[..., rows],
                 on_softmax[..., rows],
                 None if on_spread is None else on_spread[..., rows],
                 RowTerms(*(x[rows] for x in gradients)),

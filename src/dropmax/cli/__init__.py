@@ -23,6 +23,7 @@ from dropmax.cli import (
     train,
 )
 from dropmax.errors import DropMaxError
+from dropmax.terminal import printable
 
 __all__ = ["app", "main"]
 
@@ -60,7 +61,7 @@ def main() -> None:
     try:
         app()
     except DropMaxError as error:
-        print(f"dropmax: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"dropmax: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         sys.exit(130 if type(error).__name__ == "Interrupted" else 1)
     except BrokenPipeError:  # `dropmax ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from dropmax.terminal import printable
+
 app = typer.Typer(no_args_is_help=True, help="See, fetch and check data sets.")
 
 DataDir = Annotated[
@@ -29,19 +31,21 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
         print(json.dumps([asdict(line) for line in held], indent=2))
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table("name", *(_right(title) for title in ("classes", "train", "validation", "test")), "found", box=None)
     for line in held:
         sizes = (line.classes, line.train, line.validation, line.test)
-        found = "no" if line.found is None else line.found
+        found = "no" if line.found is None else escape(printable(line.found))
         if line.found is not None and line.missing:
             found += f" (without {', '.join(line.missing)})"
         table.add_row(line.name, *(f"{size:,}" for size in sizes), found)
     console = Console(soft_wrap=True)
     console.print(table)
     console.print(
-        f"\nLooked in {data_directory(data_dir)}. `dropmax data fetch NAME` gets what is missing.", highlight=False
+        f"\nLooked in {escape(printable(data_directory(data_dir)))}. `dropmax data fetch NAME` gets what is missing.",
+        highlight=False,
     )
 
 
@@ -60,7 +64,7 @@ def fetch(
         print(f"{name} is in {place}")
         problems = [finding for finding in check(name, data_dir) if finding.status in ("missing", "damaged")]
         for finding in problems[:_SHOWN]:
-            print(f"{finding.status}: {finding.what}: {finding.detail}")
+            print(printable(f"{finding.status}: {finding.what}: {finding.detail}"))
         damaged = damaged or bool(problems)
     if damaged:
         raise typer.Exit(1)
@@ -88,7 +92,7 @@ def check(
     else:
         for name, found in findings.items():
             for finding in found[:_SHOWN]:
-                print(f"{name}: {finding.status}: {finding.what}: {finding.detail}")
+                print(printable(f"{name}: {finding.status}: {finding.what}: {finding.detail}"))
             if len(found) > _SHOWN:
                 print(f"{name}: and {len(found) - _SHOWN:,} more")
     if any(finding.status in ("missing", "damaged") for found in findings.values() for finding in found):

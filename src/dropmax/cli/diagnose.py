@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from dropmax.cli.options import AsJson, DataDir, Threads, use_threads
+from dropmax.cli.options import AsJson, DataDir, Threads, TrustNetwork, use_threads
+from dropmax.terminal import printable
 
 
 def diagnose(
@@ -17,6 +18,7 @@ def diagnose(
     seed: Annotated[int, typer.Option(help="Of every random draw.")] = 0,
     data_dir: DataDir = None,
     threads: Threads = 0,
+    trust_network: TrustNetwork = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure a model's approximations against exact inference: its posterior, sampling, the mean prediction."""
@@ -31,7 +33,7 @@ def diagnose(
     use_threads(threads)
     pyplot()  # say that matplotlib is missing before the work, not after it
     place = RunDirectory.open(run).path
-    trained = load_model(place)
+    trained = load_model(place, trust_network=trust_network)
     test = load_data(trained.recipe, data_dir).test
     chosen = Split(test.inputs[:examples], test.labels[:examples], test.crop)
     found = measure(trained.model, trained.batches(chosen), seed=seed)
@@ -53,7 +55,7 @@ def _print(found: dict[str, Any], title: str, place: Path) -> None:
         return Table(columns[0], *(Column(c, justify="right") for c in columns[1:]), title=title, title_justify="left")
 
     console = Console(highlight=False)
-    console.print(title)
+    console.print(printable(title), markup=False)
     posterior = table("\nRetain probabilities given the label", "class", "rho", "q", "true posterior", "|q - true|")
     for kind, row in found["posterior"].items():
         posterior.add_row(kind, *(f"{row[k]:.4f}" for k in ("rho", "q", "true", "difference")))
@@ -86,4 +88,4 @@ def _print(found: dict[str, Any], title: str, place: Path) -> None:
         for name, row in found["gradient"].items():
             gradient.add_row(name, f"{row['sampled_std']:.3f}", f"{row['sampled_bias']:.3f}")
         console.print(gradient)
-    console.print(f"\nThe picture: {place / 'diagnosis.png'}", soft_wrap=True)
+    console.print(f"\nThe picture: {printable(place / 'diagnosis.png')}", soft_wrap=True, markup=False)

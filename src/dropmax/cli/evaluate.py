@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dropmax.cli.options import AsJson, DataDir, Device, Mode, Samples, Threads, use_threads
+from dropmax.cli.options import AsJson, DataDir, Device, Mode, Samples, Threads, TrustNetwork, use_threads
 
 
 def evaluate(
@@ -20,6 +20,7 @@ def evaluate(
     data_dir: DataDir = None,
     device: Device = None,
     threads: Threads = 0,
+    trust_network: TrustNetwork = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure error, NLL, Brier, calibration and rejection of a trained model."""
@@ -36,7 +37,7 @@ def evaluate(
     from dropmax.training import load_data, load_model
 
     use_threads(threads)
-    trained = load_model(run, device=device or "cpu")
+    trained = load_model(run, device=device or "cpu", trust_network=trust_network)
     data = load_data(trained.recipe, data_dir)
     outputs = predict(
         trained.model,
@@ -50,11 +51,14 @@ def evaluate(
         print(json.dumps({"run": str(run), "split": split, "mode": mode, "examples": len(outputs.labels), **found}))
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
+
+    from dropmax.terminal import printable
 
     table = Table(
         title=f"{trained.recipe.head['name']} on {len(outputs.labels):,} {split} examples of "
-        f"{trained.recipe.data.name}, mode {mode}",
+        f"{escape(printable(trained.recipe.data.name))}, mode {mode}",
         title_justify="left",
         box=None,
         show_header=False,

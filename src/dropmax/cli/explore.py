@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dropmax.cli.options import DataDir, use_threads
+from dropmax.cli.options import DataDir, TrustNetwork, use_threads
 from dropmax.errors import MissingDependency
 
 
@@ -24,6 +24,7 @@ def explore(
     threads: Annotated[
         int, typer.Option(help="CPU threads; by default as many as torch likes at the start, and one an answer.", min=0)
     ] = 0,
+    trust_network: TrustNetwork = False,
 ) -> None:
     """Look at a trained model in the browser: its test examples, your own images, and a map of its classes."""
     try:
@@ -37,7 +38,7 @@ def explore(
 
     use_threads(threads)
     with server.bind(host, port) as bound:  # a port that is taken should be known before the model is measured
-        explorer = Explorer.open(run, data_dir=data_dir, device=device)
+        explorer = Explorer.open(run, data_dir=data_dir, device=device, trust_network=trust_network)
         # One image at a time is too little to share: on a busy machine two threads wait longer than one works.
         use_threads(threads or 1)
         app = create_app(explorer, host)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dropmax.cli.options import DataDir, Threads, use_threads
+from dropmax.cli.options import DataDir, Threads, TrustNetwork, use_threads
+from dropmax.terminal import printable
 
 if TYPE_CHECKING:
     from dropmax.figures.registry import Made
@@ -33,6 +34,7 @@ def figures(
     show_list: Annotated[bool, typer.Option("--list", help="Say which figures there are and what each needs.")] = False,
     data_dir: DataDir = None,
     threads: Threads = 0,
+    trust_network: TrustNetwork = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Draw every figure of the paper, and some more, that these runs allow."""
@@ -44,7 +46,7 @@ def figures(
         return
     use_threads(threads)
     width = max(map(len, FIGURES))
-    loaded = load_runs(runs or [], data_dir)
+    loaded = load_runs(runs or [], data_dir, trust_network=trust_network)
     made = make_figures(
         loaded,
         out,
@@ -52,7 +54,7 @@ def figures(
         formats=_split([form]),
         recorded=record,
         force=force,
-        tell=(lambda one: None) if as_json else lambda one: print(_line(one, width), flush=True),
+        tell=(lambda one: None) if as_json else lambda one: print(printable(_line(one, width)), flush=True),
     )
     if as_json:
         print(

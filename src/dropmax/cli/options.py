@@ -15,6 +15,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 Device = Annotated[
     str | None, typer.Option(help="cpu, cuda, cuda:1, ...; a GPU where there is one by default.", show_default=False)
 ]
+TrustNetwork = Annotated[
+    bool,
+    typer.Option(
+        "--trust-network", help="Import the network a model names as package.module:Class. Importing runs that code."
+    ),
+]
 Threads = Annotated[int, typer.Option(help="CPU threads; 0 lets torch choose.", min=0)]
 Mode = Annotated[str, typer.Option(help="How to treat the masks: mean, mc or exact.")]
 Samples = Annotated[int, typer.Option(help="Masks to draw for an example in mode mc.", min=1)]

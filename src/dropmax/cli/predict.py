@@ -5,14 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from dropmax.cli.options import Device, Mode, Samples, Threads, use_threads
+from dropmax.cli.options import Device, Mode, Samples, Threads, TrustNetwork, use_threads
 from dropmax.errors import RunError
+from dropmax.terminal import printable
 
 
 def predict(
@@ -25,6 +27,7 @@ def predict(
     seed: Annotated[int, typer.Option(help="Of the masks in mode mc.")] = 0,
     device: Device = None,
     threads: Threads = 0,
+    trust_network: TrustNetwork = False,
 ) -> None:
     """Say what things are, how sure that is, and what they may be confused with."""
     from dropmax.checks import check_choice
@@ -42,7 +45,7 @@ def predict(
     from dropmax.training import load_model
 
     use_threads(threads)
-    trained = load_model(run, device=device or "cpu")
+    trained = load_model(run, device=device or "cpu", trust_network=trust_network)
     chosen = find_inputs(files)
     generator = torch.Generator().manual_seed(seed)
     rows: list[dict[str, Any]] = []
@@ -57,6 +60,7 @@ def predict(
             rivals = confusable(rho, predicted)
             for i, name in enumerate(names):
                 k = int(predicted[i])
+                name = os.fsencode(name).decode(errors="backslashreplace")  # names of files need not be text
                 row = {"input": name, "class": trained.classes[k], "probability": round(float(confidence[i]), 6)}
                 if std is not None:
                     row["std"] = round(float(std[i, k]), 6)
@@ -65,6 +69,8 @@ def predict(
                 ]
                 rows.append(row)
             advance(len(names))
+    if out is None and sys.stdout.isatty():
+        rows = _shown(rows)  # a script gets names as they are; a person's terminal must not obey what is in them
     text = _WRITERS[form](rows)
     if out is None:
         sys.stdout.write(text)
@@ -75,6 +81,14 @@ def predict(
         print(f"{len(rows):,} predictions are in {out}", file=sys.stderr)
 
 
+def _shown(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _shown(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_shown(item) for item in value]
+    return printable(value) if isinstance(value, str) else value
+
+
 def _table(rows: list[dict[str, Any]]) -> str:
     from rich.console import Console
     from rich.table import Column, Table
@@ -83,7 +97,7 @@ def _table(rows: list[dict[str, Any]]) -> str:
     table = Table("input", "class", Column("probability", justify="right"), "may be confused with", box=None)
     for row in rows:
         sure = f"{row['probability']:.4f}" + (f" ± {row['std']:.4f}" if "std" in row else "")
-        table.add_row(Text(row["input"]), Text(row["class"]), sure, Text(_spell(row)))
+        table.add_row(*(Text(printable(cell)) for cell in (row["input"], row["class"], sure, _spell(row))))
     buffer = io.StringIO()
     is_terminal = sys.stdout.isatty()
     Console(file=buffer, soft_wrap=not is_terminal, force_terminal=is_terminal).print(table)

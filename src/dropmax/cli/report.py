@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dropmax.cli.options import AsJson, DataDir, Threads, use_threads
+from dropmax.cli.options import AsJson, DataDir, Threads, TrustNetwork, use_threads
 from dropmax.errors import RunError
 
 
@@ -17,6 +17,7 @@ def report(
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
     data_dir: DataDir = None,
     threads: Threads = 0,
+    trust_network: TrustNetwork = False,
     as_json: AsJson = False,
 ) -> None:
     """Write what runs found into one HTML file: numbers, curves, calibration, confusions, the hardest examples."""
@@ -34,7 +35,7 @@ def report(
     from dropmax.report import make_report
 
     use_threads(threads)
-    loaded = load_runs(runs, data_dir)
+    loaded = load_runs(runs, data_dir, trust_network=trust_network)
     page = make_report(loaded, shlex.join(["dropmax", *sys.argv[1:]]))
     write_atomically(out, page)
     if as_json:

@@ -12,6 +12,7 @@ import typer
 from dropmax.cli.options import AsJson, DataDir
 from dropmax.errors import InvalidValue
 from dropmax.recipes import parse_override
+from dropmax.terminal import printable
 
 if TYPE_CHECKING:
     from dropmax.experiments import Plan
@@ -85,7 +86,7 @@ def reproduce(
     if failed:
         name, reason = next(iter(failed.items()))
         names = ", ".join([f"{name} ({reason})", *list(failed)[1:]])
-        print(f"dropmax: failed: {names}; --repair tries again", file=sys.stderr)
+        print(printable(f"dropmax: failed: {names}; --repair tries again"), file=sys.stderr)
         raise typer.Exit(1)
 
 

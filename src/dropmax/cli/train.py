@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from dropmax.cli.options import AsJson, DataDir, Device, Threads, use_threads
+from dropmax.cli.options import AsJson, DataDir, Device, Threads, TrustNetwork, use_threads
 from dropmax.errors import InvalidValue
 from dropmax.recipes import Recipe, load_recipe, parse_override
+from dropmax.terminal import printable
 
 
 def train(
@@ -36,6 +37,7 @@ def train(
     data_dir: DataDir = None,
     device: Device = None,
     threads: Threads = 0,
+    trust_network: TrustNetwork = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an old run in the run directory.")] = False,
     log: Annotated[
         list[str] | None, typer.Option(help="Log to tensorboard, mlflow or wandb too; may be repeated.")
@@ -63,6 +65,8 @@ def train(
             raise InvalidValue(f"--resume goes on with a run as it was begun; leave out {', '.join(clashing)}")
         chosen = None
     else:
+        if trust_network:
+            raise InvalidValue("--trust-network goes with --resume: a network you name yourself is imported anyway")
         chosen = _choose(data, recipe, head, seed, epochs, settings or [])
     from dropmax import training
     from dropmax.training.callbacks import make_callbacks
@@ -71,7 +75,9 @@ def train(
     callbacks = make_callbacks([*(log or []), *["tensorboard"] * tensorboard])
     if chosen is None:
         assert resume is not None
-        run = training.resume(resume, data_dir=data_dir, device=device, callbacks=callbacks)
+        run = training.resume(
+            resume, data_dir=data_dir, device=device, callbacks=callbacks, trust_network=trust_network
+        )
     else:
         place = out or Path("runs") / f"{Path(chosen.data.name).stem}-{chosen.head['name']}-{chosen.training.seed}"
         run = training.train(chosen, place, data_dir=data_dir, device=device, force=force, callbacks=callbacks)
@@ -110,4 +116,4 @@ def _report(path: Path, rows: list[dict[str, Any]], as_json: bool) -> None:
             f"Validation after {last['epoch']} epochs: error {100 * found['error']:.2f} %, NLL {found['nll']:.4f}, "
             f"ECE {100 * found['ece']:.2f} %"
         )
-    print(f"The run is in {path}. Next: dropmax evaluate {path}")
+    print(printable(f"The run is in {path}. Next: dropmax evaluate {path}"))

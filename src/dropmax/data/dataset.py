@@ -142,8 +142,12 @@ def statistics(inputs: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ..
     ((2.0, 5.0), (1.0, 1.0))
     """
     if inputs.ndim == 2:
-        values = inputs.double()
-        mean, variance = values.mean(0), values.var(0, correction=0)
+        # Block by block, in float64: all of it at once would take three times the memory of the data.
+        rows = max(1, (1 << 22) // inputs.shape[1])
+        blocks = [inputs[start : start + rows] for start in range(0, len(inputs), rows)]
+        zero = torch.zeros(inputs.shape[1], dtype=torch.float64)
+        mean = sum((block.double().sum(0) for block in blocks), zero) / len(inputs)
+        variance = sum(((block.double() - mean).square().sum(0) for block in blocks), zero) / len(inputs)
         return _floats(mean), _positive(variance.sqrt())
     channels = inputs.shape[1]
     histogram = torch.zeros(channels, 256, dtype=torch.int64)

@@ -93,6 +93,9 @@ def list_folder(root: Path) -> Listing:
         raise DataError(f"{parts['train']} has no folders in it: one folder a class, with its images inside, is needed")
     if len(classes) < 2:
         raise DataError(f"{parts['train']} has the one class {classes[0]!r}: a classifier needs at least two")
+    for name in classes:
+        if any("\ud800" <= c <= "\udfff" for c in name):  # what Python makes of bytes that are no UTF-8
+            raise DataError(f"{parts['train']} has the class {name!r}, which is not text: rename that folder")
     listing, others = Listing(root, classes), []
     for part, place in parts.items():
         for folder in _folders(place):
@@ -165,7 +168,7 @@ def list_cub(folder: Path) -> Listing:
         if split[number] not in ("0", "1"):
             raise DataError(f"{folder / 'train_test_split.txt'} gives image {number} {split[number]!r}, not 0 or 1")
         relative = PurePosixPath(name)
-        if relative.is_absolute() or ".." in relative.parts or "\\" in name:
+        if relative.is_absolute() or ".." in relative.parts or "\\" in name or "\0" in name:
             raise DataError(f"{folder / 'images.txt'} names {name!r}, which is outside its images folder")
         listing.add("train" if split[number] == "1" else "test", folder / "images" / relative, index[labels[number]])
     return listing

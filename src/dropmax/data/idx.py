@@ -17,6 +17,7 @@ __all__ = ["read_idx"]
 
 _HOLDS = {1: "labels (1 dimension)", 3: "images (3 dimensions)"}
 _DEFLATE_LIMIT = 1032  # no deflate stream expands by more, so a header promising more is lying
+_MOST = 1 << 28  # bytes; MNIST's largest file has 47 million, and a small gzip of zeros could have any number
 _BLOCK = 1 << 20
 
 
@@ -60,6 +61,8 @@ def _parse(stream: BinaryIO, path: Path, dimensions: int, most: int) -> NDArray[
     total = math.prod(sizes)
     if len(sizes) < dimensions or total > most:
         raise DataError(f"{path} is cut short: its header promises more bytes than the file can hold")
+    if total > _MOST:
+        raise DataError(f"{path} promises {total:,} bytes, but no file of MNIST has more than {_MOST:,}")
     if total == 0:
         raise DataError(f"{path} holds nothing: its header gives the sizes {sizes}")
     content = bytearray()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
+import stat
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import PIL
@@ -18,7 +22,7 @@ from dropmax.data.catalogue import cache_directory
 from dropmax.data.progress import progress
 from dropmax.errors import DataError, InvalidValue
 
-__all__ = ["DEFAULT_IMAGE_SIZE", "SUFFIXES", "decode", "decoded", "stored_size"]
+__all__ = ["DEFAULT_IMAGE_SIZE", "SUFFIXES", "decode", "decoded", "has_too_many_passes", "stored_size"]
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 DEFAULT_IMAGE_SIZE = 64
@@ -53,7 +57,11 @@ def decode(path: Path, size: int) -> NDArray[np.uint8]:
     array([255,   0,   0], dtype=uint8)
     """
     try:
-        with open_header(path) as opened:
+        with open_header(path) as opened, _one_large_at_a_time(opened):
+            if opened.format in ("JPEG", "MPO") and has_too_many_passes(
+                path.read_bytes(), opened.width * opened.height
+            ):
+                raise DataError(f"{path} asks for more passes over its pixels than any sound JPEG does")
             opened.draft(None, (3 * size, 3 * size))  # JPEG only: skips detail far below what is kept
             ImageOps.exif_transpose(opened, in_place=True)
             image = _rgb(opened)
@@ -92,10 +100,34 @@ def open_header(path: Path) -> Image.Image:
     return image
 
 
+def has_too_many_passes(content: bytes, pixels: int) -> bool:
+    """Say whether decoding a JPEG would go over its pixels far too often.
+
+    A progressive JPEG refines its picture some ten times, each time with a scan (marker FF DA) of its own. A file of
+    some kilobytes can ask for thousands of empty ones, which take minutes. No sound data holds FF DA but as a marker.
+
+    >>> [has_too_many_passes(scans * bytes([0xFF, 0xDA]), pixels=10**7) for scans in (10, 10_000)]
+    [False, True]
+    """
+    return content.count(b"\xff\xda") * pixels > 16 * MOST_PIXELS
+
+
+def _one_large_at_a_time(image: Image.Image) -> contextlib.AbstractContextManager[Any]:
+    """Return what to hold while decoding: the largest images take a gigabyte, and there may be a thread a core."""
+    return _LARGE if image.width * image.height > _MANY_PIXELS else contextlib.nullcontext()
+
+
+_LARGE = threading.Lock()
+_MANY_PIXELS = 1 << 24
+
+
 def _rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):  # 16-bit grey; Pillow's own conversion would clip it at 255 instead of scaling
-        grey = np.asarray(image).astype(np.int64)
-        return Image.fromarray((grey >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")
+        grey = np.empty((image.height, image.width), np.uint8)
+        for top in range(0, image.height, 256):  # strip by strip: the whole would be held thrice
+            strip = np.asarray(image.crop((0, top, image.width, min(top + 256, image.height))))
+            grey[top : top + 256] = (strip >> 8).clip(0, 255)
+        return Image.fromarray(grey).convert("RGB")
     if image.mode == "F":
         raise ValueError("floating-point pixels are not supported")
     if image.mode == "P":
@@ -182,13 +214,15 @@ def _content_key(files: Sequence[Path], root: Path, folder: Path) -> str:
     """Return a hash of all names and bytes, from the note kept for these very files if nothing about them changed."""
     prefix = root.as_posix()
     names = [path.as_posix().removeprefix(prefix) for path in files]
-    seen = hashlib.sha256(os.path.abspath(root).encode())
+    seen = hashlib.sha256(os.fsencode(os.path.abspath(root)))
     for path, name in zip(files, names, strict=True):
         try:
             status = os.stat(path)
         except OSError as error:
             raise DataError(f"{path} is listed but cannot be read: {error.strerror}") from error
-        seen.update(f"\0{name}\0{status.st_size}\0{status.st_mtime_ns}".encode())
+        if not stat.S_ISREG(status.st_mode):  # a pipe or a device could be read for ever
+            raise DataError(f"{path} is not a file: remove it, or put an image in its place")
+        seen.update(os.fsencode(f"\0{name}\0{status.st_size}\0{status.st_mtime_ns}"))
     note = folder / f"{seen.hexdigest()[:40]}.key"
     if note.is_file() and len(key := note.read_text(encoding="ascii", errors="replace")) == 64:
         return key
@@ -199,7 +233,7 @@ def _content_key(files: Sequence[Path], root: Path, folder: Path) -> str:
             starts = range(0, len(files), _CHUNK)
             for start, digests in zip(starts, pool.map(lambda start: _digests(files, start), starts), strict=True):
                 for name, digest in zip(names[start : start + _CHUNK], digests, strict=True):
-                    content.update(f"\0{name}\0{digest}".encode())
+                    content.update(os.fsencode(f"\0{name}\0{digest}"))
                 advance(len(digests))
     finally:
         pool.shutdown(cancel_futures=True)

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from dropmax.terminal import printable
+
 __all__ = ["progress"]
 
 _SECONDS_BETWEEN_LINES = 5.0
@@ -19,6 +21,7 @@ def progress(title: str, total: int | None, unit: str, done: int = 0) -> Iterato
     >>> with progress("counting", 3, "sheep") as advance:
     ...     advance(3)
     """
+    title = printable(title)
     if sys.stderr.isatty():
         with _bar(title, total, unit, done) as advance:
             yield advance
@@ -43,7 +46,7 @@ def _bar(title: str, total: int | None, unit: str, done: int) -> Iterator[Callab
     amount: list[ProgressColumn] = (
         [DownloadColumn(), TransferSpeedColumn()] if unit == "bytes" else [MofNCompleteColumn(), TextColumn(unit)]
     )
-    columns = [TextColumn("{task.description}"), BarColumn(), *amount, TimeRemainingColumn()]
+    columns = [TextColumn("{task.description}", markup=False), BarColumn(), *amount, TimeRemainingColumn()]
     with Progress(*columns, console=Console(stderr=True)) as bars:
         task = bars.add_task(title, total=total, completed=done)
         yield lambda step: bars.advance(task, step)

@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dropmax.data.dataset import spell
+from dropmax.data.limits import refuse_bomb, refuse_long
+from dropmax.data.parquet import parquet_labels, parquet_numbers, parquet_table
 from dropmax.data.parts import Part, Parts
-from dropmax.errors import DataError, MissingDependency, did_you_mean
+from dropmax.errors import DataError, did_you_mean
 
 __all__ = ["read_csv", "read_features", "read_npz", "read_parquet"]
 
@@ -77,9 +79,12 @@ def read_csv(path: Path, label_column: str = "label") -> Parts:
     """
     header, numbered = _csv_lines(path)
     column = _label_position(path, header, label_column)
-    labels = np.array([row.pop(column) for _, row in numbered])
-    if (labels == "").any():
-        raise DataError(f"{path}, line {numbered[int(np.argmax(labels == ''))][0]}: the label is empty")
+    names = [row.pop(column) for _, row in numbered]
+    for (line, _), name in zip(numbered, names, strict=True):
+        if not name:
+            raise DataError(f"{path}, line {line}: the label is empty")
+        refuse_long(f"{path}, line {line}", name)
+    labels = np.array(names)
     values = _csv_numbers(path, header[:column] + header[column + 1 :], numbered)
     classes, encoded = _encode(path, {"all": _whole_numbers(labels)})
     return Parts(Part(values, encoded["all"]), classes)
@@ -94,10 +99,10 @@ def read_parquet(path: Path, label_column: str = "label") -> Parts:
     >>> read_parquet(path).classes
     ('iris', 'rose')
     """
-    table = _parquet_table(path)
+    table = parquet_table(path, label_column)
     position = _label_position(path, table.column_names, label_column)
-    values = _parquet_numbers(path, table, label_column)
-    labels = np.array(table.column(position).to_pylist())
+    values = parquet_numbers(path, table, label_column)
+    labels = parquet_labels(path, table.column(position))
     classes, encoded = _encode(path, {"all": _labels(path, label_column, labels)})
     return Parts(Part(values, encoded["all"]), classes)
 
@@ -125,7 +130,7 @@ def read_features(path: Path, label_column: str = "label") -> NDArray[Any]:
             position = header.index(label_column)
             numbered = [(line, row[:position] + row[position + 1 :]) for line, row in numbered]
         return _csv_numbers(path, [name for name in header if name != label_column], numbered)
-    return _parquet_numbers(path, _parquet_table(path), label_column)
+    return parquet_numbers(path, parquet_table(path, label_column), label_column)
 
 
 def _csv_lines(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
@@ -150,58 +155,23 @@ def _csv_lines(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
 
 
 def _csv_numbers(path: Path, features: list[str], numbered: list[tuple[int, list[str]]]) -> NDArray[np.float32]:
+    # Number by number: an array of texts would give every cell the memory of the longest.
+    cells = (_number(cell) for _, row in numbered for cell in row)
     try:
-        values = np.array([row for _, row in numbered]).astype(np.float64)
+        values = np.fromiter(cells, np.float64, len(numbered) * len(features)).reshape(len(numbered), len(features))
     except ValueError:
         for line, row in numbered:
             for name, cell in zip(features, row, strict=True):
                 if not _is_number(cell):
-                    raise DataError(f"{path}, line {line}, column {name!r}: {cell!r} is not a number") from None
+                    raise DataError(f"{path}, line {line}, column {name!r}: {_short(cell)} is not a number") from None
         raise DataError(f"{path} has a cell that is not a number") from None
     with np.errstate(over="ignore"):
         numbers = values.astype(np.float32)
     if not np.isfinite(numbers).all():
         row, position = np.argwhere(~np.isfinite(numbers))[0]
         cell = numbered[row][1][position]
-        raise DataError(f"{path}, line {numbered[row][0]}, column {features[position]!r}: {cell!r} is not finite")
+        raise DataError(f"{path}, line {numbered[row][0]}, column {features[position]!r}: {_short(cell)} is not finite")
     return numbers
-
-
-def _parquet_table(path: Path) -> Any:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise MissingDependency.extra("pyarrow", "parquet", f"reading {path.name}") from None
-    try:
-        table = pyarrow.parquet.read_table(path)
-    except (OSError, ValueError) as error:  # pyarrow's own errors derive from these
-        raise DataError(f"{path} cannot be read as a Parquet table: {str(error).splitlines()[0]}") from error
-    if table.num_rows == 0:
-        raise DataError(f"{path} has no rows")
-    return table
-
-
-def _parquet_numbers(path: Path, table: Any, label_column: str) -> NDArray[np.float32]:
-    import pyarrow
-
-    columns = []
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        if column.null_count:
-            row = int(np.argmax(column.is_null().to_numpy()))
-            raise DataError(f"{path}, row {row}, column {name!r}: the cell is empty")
-        if name != label_column:
-            numeric = pyarrow.types.is_integer(column.type) or pyarrow.types.is_floating(column.type)
-            if not (numeric or pyarrow.types.is_boolean(column.type)):
-                raise DataError(f"{path}, column {name!r}: features must be numbers, not {column.type}")
-            with np.errstate(over="ignore"):
-                columns.append(column.to_numpy().astype(np.float32))
-    values = np.stack(columns, axis=1)
-    if not np.isfinite(values).all():
-        row, wrong = np.argwhere(~np.isfinite(values))[0]
-        name = [name for name in table.column_names if name != label_column][wrong]
-        raise DataError(f"{path}, row {row}, column {name!r}: {values[row, wrong]} is not finite")
-    return values
 
 
 def _open_npz(path: Path) -> dict[str, NDArray[Any]]:
@@ -209,7 +179,10 @@ def _open_npz(path: Path) -> dict[str, NDArray[Any]]:
     arrays: dict[str, NDArray[Any]] = {}
     try:
         with zipfile.ZipFile(path) as archive:
+            refuse_bomb(path, sum(info.file_size for info in archive.infolist()))
             for info in archive.infolist():
+                if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # the others know no bounds
+                    raise DataError(f"{path}: {info.filename} is packed in a way that np.savez never uses")
                 if info.file_size > _DEFLATE_LIMIT * min(info.compress_size, path.stat().st_size) + 1024:
                     raise DataError(f"{path}: {info.filename} claims to be larger than the file can hold")
                 with archive.open(info) as stream:
@@ -219,6 +192,8 @@ def _open_npz(path: Path) -> dict[str, NDArray[Any]]:
                     if read is None:
                         raise DataError(f"{path}: {info.filename} is of an unknown .npy version {version}")
                     shape, _, dtype = read(stream)
+                    if dtype.itemsize == 0:
+                        raise DataError(f"{path}: {info.filename} holds values of no size")
                     if dtype.hasobject:
                         raise DataError(f"{path}: {info.filename} holds Python objects; store numbers or strings")
                     if int(np.prod(shape, dtype=object)) * dtype.itemsize + stream.tell() != info.file_size:
@@ -270,7 +245,11 @@ def _labels(path: Path, name: str, values: NDArray[Any]) -> NDArray[Any]:
         fraction = ~(np.isfinite(values) & (values == np.round(values)))
         if fraction.any():
             raise DataError(f"{path}: {name} holds {values[fraction][0]}; labels are whole numbers or names")
-    return values if values.dtype.kind == "U" else values.astype(np.int64)
+    if values.dtype.kind == "U":
+        return values
+    if values.dtype.kind in "uf" and len(values) and (values.max() >= 2.0**63 or values.min() < -(2.0**63)):
+        raise DataError(f"{path}: {name} holds {values.max()}, too large for the number of a class")
+    return values.astype(np.int64)
 
 
 def _encode(
@@ -284,7 +263,7 @@ def _encode(
         values = np.unique(first)
         classes = tuple(str(value) for value in values)
     else:
-        if named.ndim != 1 or named.dtype.kind != "U" or len(np.unique(named)) != len(named):
+        if named.ndim != 1 or named.dtype.kind != "U" or not len(named) or len(np.unique(named)) != len(named):
             raise DataError(f"{path}: classes must be distinct strings, one a class")
         classes = tuple(str(name) for name in named)
         values = np.arange(len(named)) if first.dtype.kind == "i" else named
@@ -327,9 +306,19 @@ def _whole_numbers(labels: NDArray[Any]) -> NDArray[Any]:
         return labels
 
 
+def _number(cell: str) -> float:
+    if "_" in cell:  # Python reads 1_000, nobody else does
+        raise ValueError
+    return float(cell)
+
+
 def _is_number(cell: str) -> bool:
     try:
-        float(cell)
+        _number(cell)
     except ValueError:
         return False
-    return "_" not in cell  # Python reads 1_000, NumPy does not
+    return True
+
+
+def _short(cell: str) -> str:
+    return repr(cell if len(cell) <= 60 else cell[:59] + "…")

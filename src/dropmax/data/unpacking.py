@@ -7,7 +7,6 @@ import stat
 import tarfile
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -53,10 +52,12 @@ def unpack(archive: Path, folder: str, target: Path, limit: int) -> Path:
                                 f"{archive} unpacks to more than {limit:,} bytes: it is not what it should be"
                             )
                         out.write(block)
-        except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-            raise DataError(f"{archive} is damaged and cannot be unpacked: {error}") from error
+        except DataError:
+            raise
         except OSError as error:
             raise DataError(f"{archive} cannot be unpacked: {error}") from error
+        except Exception as error:  # tarfile, zipfile and the decompressors raise a dozen kinds on damaged archives
+            raise DataError(f"{archive} is damaged and cannot be unpacked: {error}") from error
         if not Path(temporary, folder).is_dir():
             raise DataError(f"{archive} has no folder {folder} in it")
         shutil.move(str(Path(temporary, folder)), final)  # a rename: both are in target
@@ -71,6 +72,8 @@ def _members(archive: Path) -> Iterator[tuple[PurePosixPath, IO[bytes] | None]]:
                 kind = stat.S_IFMT(info.external_attr >> 16)
                 if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
                     raise DataError(f"{archive} holds a link or device, {info.filename!r}: it is not unpacked")
+                if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # the others know no bounds
+                    raise DataError(f"{archive} holds {info.filename!r}, packed in an unusual way: it is not unpacked")
                 name = _safe(archive, info.filename)
                 if info.is_dir():
                     yield name, None
@@ -93,4 +96,6 @@ def _safe(archive: Path, name: str) -> PurePosixPath:
     # A backslash or a colon is harmless here, but would climb or change drives elsewhere.
     if path.is_absolute() or ".." in path.parts or not path.parts or any(mark in name for mark in "\\:\0"):
         raise DataError(f"{archive} holds {name!r}, a path outside its folder: it is not unpacked")
+    if not name.isprintable():  # control characters, which a terminal obeys, and bytes that are no text
+        raise DataError(f"{archive} holds {name!r}, a name that cannot be shown: it is not unpacked")
     return path

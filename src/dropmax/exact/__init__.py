@@ -10,14 +10,21 @@ All functions take logits of shape (..., K) and targets of shape (...), are diff
 logits, and work under ``torch.compile``, ``torch.vmap`` and ``torch.func.grad``; ``torch.export`` takes predictive and
 variance. Half precision is computed and returned in float32. ``step`` is the distance of quadrature nodes in log s: by
 default 1/2 in float32 (errors about 1e-7) and 5/16 in float64 (about 1e-12). The cost is inversely proportional to it.
+
+Logits of -inf rule a class out as far as the arithmetic goes (it counts as 2^20 below the best one, like any class
+still further below), and retain logits of inf and -inf keep and drop a class for certain. NaN, and a class logit of
+inf, are refused where looking is free; inside a transform or on an accelerator they make their row NaN, and no other. A
+``log_marginal`` below -1e5 says no more than that.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from dropmax.checks import check_positive, check_target, is_exporting
+from dropmax.checks import check_finite, check_positive, check_target, is_exporting
 from dropmax.errors import InvalidType, InvalidValue
 from dropmax.exact import portable
 from dropmax.exact.autograd import Moments, Posterior, ScalarOfTarget
@@ -139,6 +146,9 @@ def _same_shape_and_dtype(logits: Tensor, mask_logits: Tensor, name: str, step: 
         raise InvalidValue(
             f"logits have shape {tuple(logits.shape)}, but the last dimension must hold at least two classes"
         )
+    advice = "look at what computed them"
+    check_finite("logits", logits, advice, also=(-math.inf,))
+    check_finite(name, mask_logits, advice, also=(-math.inf, math.inf))
     if step is not None:
         check_positive("step", step)
         if not 0.01 <= step <= 1:

@@ -70,8 +70,7 @@ def moments(logits: Tensor, retain_logits: Tensor, order: int) -> tuple[Tensor, 
 
 def _cut_gaps(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Return log w with gaps between neighbours of at most WIDEST_GAP, and how far the last class lies below 0."""
-    highest = logits.amax(-1, keepdim=True)
-    logits = torch.maximum(logits, highest - WIDEST_SPREAD)
+    logits = (logits - logits.amax(-1, keepdim=True)).clamp_min(-WIDEST_SPREAD)
     log_w = logits - logits.logsumexp(-1, keepdim=True)
     ordered, order = log_w.sort(-1, descending=True)
     excess = (ordered[..., :-1] - ordered[..., 1:] - WIDEST_GAP).clamp_min(0)

@@ -118,9 +118,12 @@ class Walk:
 
     def __init__(self, logits: Tensor, retain_logits: Tensor, step: float | None, target: Tensor | None = None) -> None:
         self.rule = rule_for(logits.dtype, step)
-        self.logits = logits
-        self.retain_logits = retain_logits
+        self.logits, self.retain_logits = logits, retain_logits
         lowest, largest = logits.amin(-1, keepdim=True), logits.amax(-1, keepdim=True)
+        far = largest.masked_fill(largest.abs() < WIDEST_SPREAD, 0.0)
+        if bool(far.any()):  # so far from zero, whole numbers are no longer exact: move the row to where they are
+            self.logits = logits = logits - far
+            lowest, largest = lowest - far, largest - far
         # log sum_k exp(o_k), rounded up to a whole number so that node positions stay exact.
         self.top = (logits - largest).exp_().sum(-1, keepdim=True).log_().add_(largest).ceil_()
         self.shift = self.top

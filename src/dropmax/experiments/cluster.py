@@ -1,14 +1,19 @@
 """The Ray engine: the same plan as tasks on a cluster; results come back here, and only this process writes them.
 
 A task whose worker or node dies is started again by Ray, from the beginning: its scratch directory died with the node.
+Where only the worker died, the next task on that machine removes what it left.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
+import os
+import shutil
 import socket
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -104,19 +109,43 @@ def _knock(address: str) -> None:
 
 def _task(job: str, options: dict[str, Any]) -> str:
     """Do a job on whatever node this is; JSON in and out, so that nothing is unpickled but strings."""
-    import os
-
     import torch
 
     from dropmax.errors import DropMaxError
     from dropmax.training import Interrupted
 
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(prefix="dropmax-", ignore_cleanup_errors=True) as scratch:
+    with _scratch() as scratch:
         parsed = Job.from_dict(json.loads(job))
         try:
-            return json.dumps({"result": run_job(parsed, Path(scratch) / "run", **options)})
+            return json.dumps({"result": run_job(parsed, scratch / "run", **options)})
         except Interrupted:  # the node is being shut down: die, so that Ray starts the task elsewhere
             os._exit(1)
         except DropMaxError as error:
             return json.dumps({"stop": f"{parsed.id}: {error}"})
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    """Make a directory for a task, and remove those of tasks that were killed: nobody holds the lock in them."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        with tempfile.TemporaryDirectory(prefix=_SCRATCH, ignore_cleanup_errors=True) as place:
+            yield Path(place)
+        return
+    for lock in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*/.lock"):
+        with contextlib.suppress(OSError), open(lock, "r+b") as file:  # locked, not ours, or gone this moment
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.parent, ignore_errors=True)
+    with (
+        tempfile.TemporaryDirectory(prefix=_SCRATCH, ignore_cleanup_errors=True) as place,
+        open(Path(place, ".lock"), "wb") as file,
+    ):
+        fcntl.flock(file, fcntl.LOCK_EX)
+        os.makedirs(place, exist_ok=True)  # should another task have swept it away before it was locked
+        yield Path(place)
+
+
+#: How the names of the tasks' directories begin.
+_SCRATCH = "dropmax-task-"

@@ -7,6 +7,7 @@ grid ``points`` on the hold-out set with one seed, and the best point is then ru
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,9 @@ __all__ = ["TUNING_SEED", "Group", "Job", "Plan", "plan_table"]
 
 #: The grid is tuned with this seed, which no run of the table uses.
 TUNING_SEED = 1000
+
+#: Seeds of a cell, and points of its grid, at most: every one of them is a training run.
+MOST_RUNS = MOST_POINTS = 1000
 
 #: Searched for every head on MNIST (Appendix C); elsewhere the paper fixes it.
 WEIGHT_DECAYS = (0.0, 1e-5, 1e-4, 1e-3)
@@ -198,6 +202,9 @@ def grid_points(grid: Mapping[str, Sequence[Any]]) -> tuple[dict[str, Any], ...]
     """
     if not grid:
         return ()
+    count = math.prod(len(values) for values in grid.values())
+    if count > MOST_POINTS:
+        raise InvalidValue(f"a grid of {count:,} points is more than anyone can train: leave at most {MOST_POINTS:,}")
     return tuple(dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
 
 
@@ -231,6 +238,8 @@ def check_sizes(runs: int, schedule_scale: float, train_size: int) -> None:
     """Refuse numbers that make no plan."""
     if runs < 1:
         raise InvalidValue(f"--runs must be at least 1, got {runs}")
+    if runs > MOST_RUNS:
+        raise InvalidValue(f"--runs must be at most {MOST_RUNS:,}, got {runs}")
     if not 0 < schedule_scale < float("inf"):
         raise InvalidValue(
             f"--schedule-scale must be above 0, such as 0.1 for a tenth of the epochs, got {schedule_scale}"

@@ -83,9 +83,9 @@ class Progress:
             return None
         done = list(schedule.results.values())
         gone = sum(expected[result["group"]] for result in done)
-        timed = [result for result in done if result["status"] == "done" and not result["resumed"]]
+        timed = [result for result in done if result["status"] == "done" and not result.get("resumed")]
         guess = sum(expected[result["group"]] for result in timed)
-        factor = sum(result["seconds"] for result in timed) / guess if guess else 1.0
+        factor = sum(result.get("seconds", 0.0) for result in timed) / guess if guess else 1.0
         return max(0.0, total - gone) * factor / self.workers
 
 

@@ -65,8 +65,7 @@ class Schedule:
         """Keep the result of a job; a group whose grid is done has its runs released."""
         if job.id in self.results:  # a retry that came through twice
             return
-        self.store.write(job, result)
-        self.store.forget(job, keep_run=self.keep_runs)
+        self.store.finish(job, result, keep_run=self.keep_runs)
         self.results[job.id] = result
         waiting = self._open[job.group]
         waiting.discard(job.id)
@@ -98,6 +97,7 @@ class Schedule:
         missing = []
         for job in jobs:
             result = self._stored(job)
+            self.store.tidy(job, done=result is not None)
             if result is None:
                 missing.append(job)
             else:

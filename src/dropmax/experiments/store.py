@@ -13,7 +13,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -21,14 +23,17 @@ from pathlib import Path
 from typing import Any
 
 from dropmax.errors import DropMaxError, RunError
-from dropmax.experiments.plan import Group, Job, Plan
+from dropmax.experiments.plan import Group, Job, Plan, check_sizes
 from dropmax.experiments.worker import FORMAT
-from dropmax.files import write_atomically
+from dropmax.files import CannotWrite, parse_json, write_atomically
 from dropmax.recipes import recipe_from_dict
 
 __all__ = ["Store"]
 
 _SECONDS_TO_WAIT_FOR_LOCK = 30.0
+
+#: What a process that was killed before it had a plan may leave.
+_BEGUN = re.compile(r"\.lock|\.plan\.json\.\w{8}\.tmp")
 
 
 class Store:
@@ -53,7 +58,7 @@ class Store:
         if there is not None:
             if self._has_results():
                 _compare(_plan_to_dict(plan), there, self.path)
-        elif self.path.exists() and any(path.name != ".lock" for path in self.path.iterdir()):
+        elif self.path.exists() and any(not _BEGUN.fullmatch(path.name) for path in self.path.iterdir()):
             raise RunError(f"{self.path} is not empty and holds no plan.json: choose another place with --out")
 
     def join(self, plan: Plan, command: str) -> None:
@@ -65,13 +70,15 @@ class Store:
             mine["groups"] = there["groups"] | mine["groups"]
             mine["runs"] = max(there["runs"], mine["runs"])
             mine["commands"] = list(dict.fromkeys([*there["commands"], command]))
+        # The plan first: whoever is killed here leaves either a directory as good as empty, or one with a plan.
         try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if mine != there:
+                write_atomically(self.path / "plan.json", json.dumps(mine, indent=1) + "\n")
             for folder in ("tune", "runs", "work"):
-                (self.path / folder).mkdir(parents=True, exist_ok=True)
+                (self.path / folder).mkdir(exist_ok=True)
         except OSError as error:
             raise RunError(f"cannot make directories in {self.path}: {error.strerror or error}") from error
-        if mine != there:
-            write_atomically(self.path / "plan.json", json.dumps(mine, indent=1) + "\n")
 
     def _has_results(self) -> bool:
         return any(True for kind in ("tune", "runs") for _ in (self.path / kind).glob("*.json"))
@@ -82,9 +89,9 @@ class Store:
         if not file.exists():
             return None
         try:
-            found = json.loads(file.read_text(encoding="utf-8"))
+            found = parse_json(file.read_text(encoding="utf-8"))
             _plan_from_dict(found)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise RunError(f"{file} is damaged ({error!r}): restore it, or choose another place with --out") from error
         return dict(found)
 
@@ -118,16 +125,42 @@ class Store:
         difference = _difference(_normal(job.recipe.to_dict()), _normal(result["recipe"]))
         if difference is not None:
             raise RunError(f"{file} was made with another recipe ({difference}): add --repair to do the run again")
+        # The winning point is taken from results: it must be the one that was asked for, not what a file makes of it.
+        difference = _difference(json.loads(json.dumps(job.point)), result["point"], "point")
+        if difference is not None:
+            raise RunError(f"{file} is that of another grid point ({difference}): add --repair to do the run again")
         return result
+
+    def finish(self, job: Job, result: dict[str, Any], *, keep_run: bool = False) -> None:
+        """Write the result of a job and delete its scratch directory, unless that is to be kept.
+
+        The directory gets another name first: should we be killed in between, :meth:`tidy` knows that it may go.
+        """
+        work, ended = self.work(job), self._ended(job)
+        if not keep_run and work.exists():
+            try:
+                shutil.rmtree(ended, ignore_errors=True)
+                work.rename(ended)
+            except OSError as error:
+                raise CannotWrite(f"cannot rename {work}: {error.strerror or error}") from error
+        self.write(job, result)
+        if not keep_run:
+            shutil.rmtree(ended, ignore_errors=True)
+
+    def tidy(self, job: Job, *, done: bool) -> None:
+        """Clear up after a process that was killed in :meth:`finish`."""
+        work, ended = self.work(job), self._ended(job)
+        if not done and ended.exists() and not work.exists():
+            ended.rename(work)  # trained, but not measured for good
+        shutil.rmtree(ended, ignore_errors=True)
+
+    def _ended(self, job: Job) -> Path:
+        work = self.work(job)
+        return work.with_name(work.name + ",ended")
 
     def write(self, job: Job, result: dict[str, Any]) -> None:
         """Write the result of a job, with a digest of what it says."""
         write_atomically(self.file(job), json.dumps({**result, "sha256": _digest(result)}, indent=1) + "\n")
-
-    def forget(self, job: Job, *, keep_run: bool = False) -> None:
-        """Delete the scratch directory of a job."""
-        if not keep_run:
-            shutil.rmtree(self.work(job), ignore_errors=True)
 
     def results(self, kind: str = "runs") -> list[dict[str, Any]]:
         """Return every result there is, in the order of their names."""
@@ -167,16 +200,47 @@ class Store:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        result = json.loads(file.read_text(encoding="utf-8"))
+        result = parse_json(file.read_text(encoding="utf-8"))
         digest = result.pop("sha256")
         if result["format"] != FORMAT:
             raise ValueError(f"format {result['format']}, expected {FORMAT}")
         if digest != _digest(result):
             raise ValueError("it was changed after it was written")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        _check_result(result)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise RunError(f"{file} is damaged ({reason}): add --repair to do the run again") from error
     return dict(result)
+
+
+def _check_result(result: dict[str, Any]) -> None:
+    """Raise ValueError or KeyError where a result lacks something, or a number is none: tables are made from these."""
+    kinds = {"job": str, "group": str, "kind": str, "seed": int, "point": dict, "recipe": dict, "status": str}
+    for key, kind in kinds.items():
+        if type(result[key]) is not kind:
+            raise ValueError(f"its {key} is {result[key]!r:.60}")
+    if result["status"] not in ("done", "failed"):
+        raise ValueError(f"its status is {result['status']!r:.60}")
+    if result["status"] == "failed" and not isinstance(result["reason"], str):
+        raise ValueError(f"its reason is {result['reason']!r:.60}")
+    if not 0 <= result.get("seconds", 0.0) < math.inf:
+        raise ValueError(f"it took {result['seconds']!r:.60} seconds")
+    parts = ["validation", "test"] if result["kind"] == "runs" else ["validation"]
+    for part in parts if result["status"] == "done" else []:
+        needed = (
+            {"error", "nll", "ece"} if part == "test" else {"error", "nll"}
+        )  # what tables show, what tuning compares
+        if not needed <= result[part]["mean"].keys():
+            raise ValueError(f"it lacks one of {', '.join(sorted(needed))} of {part}")
+        for mode, values in result[part].items():
+            for metric, value in values.items():
+                if type(value) not in (int, float) or not math.isfinite(value):
+                    raise ValueError(f"{part}.{mode}.{metric} is {value!r:.60}")
+    origin = result.get("provenance")
+    if origin is not None:
+        dict(origin["versions"]), origin["machine"]["processor"], origin["machine"]["cores"]
+        if not isinstance(origin["commit"], (str, type(None))):
+            raise ValueError("its commit is no text")
 
 
 def _digest(result: dict[str, Any]) -> str:
@@ -206,6 +270,16 @@ def _plan_to_dict(plan: Plan) -> dict[str, Any]:
 
 
 def _plan_from_dict(found: dict[str, Any]) -> Plan:
+    for key, kinds in _PLAN_KINDS.items():
+        if type(found.get(key, "")) not in kinds:
+            raise TypeError(f"{key} is {found.get(key)!r:.60}")
+    if not all(isinstance(command, str) for command in found["commands"]):
+        raise TypeError("commands must be texts")
+    for values in found["groups"].values():
+        for key in ("data", "recipe_name", "variant"):  # files bear these names
+            if not _NAME.fullmatch(values[key]):
+                raise ValueError(f"{key} is {values[key]!r:.60}")
+    check_sizes(found["runs"], found["schedule_scale"], found["train_size"])
     groups = [
         Group(
             values["data"],
@@ -225,6 +299,19 @@ def _plan_from_dict(found: dict[str, Any]) -> Plan:
         found["study"],
         found.get("tuned_on", ""),
     )
+
+
+_NAME = re.compile(r"[\w.+-]+")
+_PLAN_KINDS: dict[str, tuple[type, ...]] = {
+    "study": (bool,),
+    "schedule_scale": (int, float),
+    "train_size": (int,),
+    "overrides": (dict,),
+    "tuned_on": (str,),
+    "runs": (int,),
+    "groups": (dict,),
+    "commands": (list,),
+}
 
 
 def _compare(mine: dict[str, Any], there: dict[str, Any], path: Path) -> None:

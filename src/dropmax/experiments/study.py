@@ -19,7 +19,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -27,12 +26,7 @@ from typing import Any
 
 from dropmax.errors import InvalidType, InvalidValue, did_you_mean
 from dropmax.experiments.plan import Group, Plan, check_sizes, grid_points, shortened
-from dropmax.recipes import find_recipe, load_recipe
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from dropmax.recipes import find_recipe, load_recipe, parse_toml
 
 __all__ = ["plan_study", "study_names"]
 
@@ -168,8 +162,6 @@ def _read(study: str | Path) -> tuple[str, dict[str, Any]]:
                 f"there is no study {str(study)!r}:{did_you_mean(study, names)} Give a .toml file, or one of "
                 f"{', '.join(names)}"
             )
-        return source, tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidValue(f"{study} is not valid TOML: {error}") from error
+        return source, parse_toml(text, source)
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidValue(f"cannot read the study {study}: {getattr(error, 'strerror', None) or error}") from error

@@ -55,4 +55,10 @@ def _fixed(group: Group, tuned: dict[str, Group], store: Store) -> Group:
             f"--tuned-from {store.path}: {len(results)} of {len(source.points)} grid points of {group.variant} are "
             f"done there{'' if point else ' and none succeeded'}: finish that table first"
         )
-    return dataclasses.replace(group, recipe=group.recipe.override(point), points=())
+    recipe = group.recipe.override(point)
+    if recipe.network["name"] != group.recipe.network["name"]:  # it may be one to import, and that is the user's to say
+        raise InvalidValue(
+            f"--tuned-from {store.path} chose the network {recipe.network['name']!r} for {group.variant}: name it "
+            "yourself with --set network.name=... if you want it"
+        )
+    return dataclasses.replace(group, recipe=recipe, points=())

@@ -22,6 +22,7 @@ from typing import Any
 
 from dropmax.errors import DataError, DropMaxError, MissingDependency, RunError
 from dropmax.experiments.plan import Job
+from dropmax.files import CannotWrite
 
 __all__ = ["FORMAT", "failure", "run_job"]
 
@@ -80,7 +81,7 @@ def run_job(
         if job.kind == "runs":
             result["curve"] = [row for row in run.metrics() if "validation" in row]
         result |= _measure(job, run.path, data_dir, modes, device)
-    except (Interrupted, DataError, MissingDependency):
+    except (Interrupted, DataError, MissingDependency, CannotWrite):  # a full disk is no property of the run either
         raise
     except RunError as error:
         result |= {"status": "failed", "reason": _KEPT.sub(r" (epoch \1)", str(error))}
@@ -117,8 +118,10 @@ def _train(job: Job, work: Path, data_dir: Path | str | None, device: str | None
     begun = work / "recipe.toml"
     if begun.exists() and begun.read_text(encoding="utf-8") == job.recipe.to_toml():
         try:
-            return resume(work, data_dir=data_dir, device=device, quiet=True), True
-        except Interrupted:
+            return resume(
+                work, data_dir=data_dir, device=device, quiet=True, trust_network=True
+            ), True  # the job's own recipe
+        except (Interrupted, CannotWrite):
             raise
         except RunError:
             pass  # what is left cannot be used: begin again
@@ -138,7 +141,8 @@ def _measure(
     from dropmax.heads.masked import MaskedHead
     from dropmax.training import load_data, load_model
 
-    trained = load_model(path, device=device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    # Trained a moment ago by the job's own recipe, whose network is imported already or is the plan's own word.
+    trained = load_model(path, device=device or ("cuda" if torch.cuda.is_available() else "cpu"), trust_network=True)
     data = load_data(job.recipe, data_dir)
     # A head without random masks gives the same answer in every mode.
     wanted = [mode for mode in MODES if mode == "mean" or modes is None or mode in modes]

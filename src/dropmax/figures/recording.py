@@ -25,9 +25,10 @@ from dropmax.classifier import Classifier
 from dropmax.data import Split
 from dropmax.errors import RunError
 from dropmax.figures.runs import Run, data_name, slug
-from dropmax.files import write_atomically
+from dropmax.files import parse_json, write_atomically
 from dropmax.metrics import NLL_FLOOR
 from dropmax.provenance import provenance
+from dropmax.terminal import printable
 from dropmax.training import Interrupted, load_model, train
 
 __all__ = ["Recording", "find_recording", "record", "recording_path"]
@@ -79,7 +80,7 @@ def find_recording(run: Run, directory: Path) -> Recording | None:
     """Read a run's recording, or return None where there is none."""
     path = recording_path(run, directory)
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = parse_json(path.read_text(encoding="utf-8"))
         found = Recording(**{field.name: values[field.name] for field in fields(Recording)})
         if found.recipe != run.recipe.to_toml() or len(found.steps) != len(found.train):
             raise ValueError("it is of another run")
@@ -105,7 +106,9 @@ def record(run: Run, directory: Path, *, command: str | None = None, quiet: bool
     options = run.recipe.training
     if not quiet:
         print(
-            f"recording {run.path}: its {options.epochs} epochs once more, kept in {path}", file=sys.stderr, flush=True
+            printable(f"recording {run.path}: its {options.epochs} epochs once more, kept in {path}"),
+            file=sys.stderr,
+            flush=True,
         )
     # None of these changes a number that training computes.
     recipe = run.recipe.override({"training.validate_every": options.epochs, "training.compile": False})

@@ -19,6 +19,7 @@ from dropmax.data import Dataset, Split
 from dropmax.data.progress import progress
 from dropmax.errors import DataError, RunError
 from dropmax.evaluation import Outputs
+from dropmax.files import parse_json
 from dropmax.functional import _wide
 from dropmax.heads import Head
 from dropmax.heads.masked import MaskedHead
@@ -134,8 +135,12 @@ class Run:
             return self.head.classifier(h).double(), self.head.retain(h).double()
 
 
-def load_runs(paths: Sequence[Path | str], data_dir: Path | str | None = None) -> list[Run]:
+def load_runs(
+    paths: Sequence[Path | str], data_dir: Path | str | None = None, *, trust_network: bool = False
+) -> list[Run]:
     """Load trained runs and label them by method; a run twice, or one without a model, is an error.
+
+    ``trust_network`` is that of :func:`~dropmax.training.load_model`.
 
     >>> load_runs([])
     []
@@ -146,7 +151,7 @@ def load_runs(paths: Sequence[Path | str], data_dir: Path | str | None = None) -
         if path.resolve() in {run.path.resolve() for run in runs}:
             raise RunError(f"the run {path} is given twice")
         directory = RunDirectory.open(path)
-        trained = load_model(path)
+        trained = load_model(path, trust_network=trust_network)
         where = Path(data_dir) if data_dir is not None else None
         runs.append(Run(path, trained, directory.metrics(), _environment(directory.path), where, _shared=shared))
     for run in runs:
@@ -194,10 +199,8 @@ def picture(split: Split, index: int) -> NDArray[np.uint8]:
 
 
 def _environment(path: Path) -> dict[str, Any]:
-    import json
-
     try:
-        found = json.loads((path / "environment.json").read_text(encoding="utf-8"))
+        found = parse_json((path / "environment.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

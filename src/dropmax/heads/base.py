@@ -14,6 +14,7 @@ from dropmax.checks import (
     check_class_weight,
     check_count,
     check_features,
+    check_finite,
     check_probability,
     check_target,
     is_exporting,
@@ -104,7 +105,7 @@ class Head(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Return ``(..., K)`` logits whose softmax is the mean prediction: anything that eats logits eats these."""
         check_features(features, self.in_features)
-        logits: Tensor = self.classifier(features)
+        logits: Tensor = self._finite("logits", self.classifier(features))
         return logits
 
     def loss(self, features: Tensor, target: Tensor, *, reduction: str = "mean", noise: Tensor | None = None) -> Loss:
@@ -159,7 +160,7 @@ class Head(nn.Module):
         for name, term in reduced.items():
             if name != "cross_entropy":
                 total = total + coefficients[name] * term
-        return Loss(total, reduced)
+        return Loss(self._finite("the losses", total), reduced)
 
     def predict_proba(
         self,
@@ -179,7 +180,7 @@ class Head(nn.Module):
         """
         check_choice("mode", mode, MODES)
         check_count("samples", samples)
-        return self._probabilities(features, mode, samples, generator)
+        return self._finite("probabilities", self._probabilities(features, mode, samples, generator))
 
     @torch.no_grad()
     def topk(
@@ -216,6 +217,7 @@ class Head(nn.Module):
             blocks = row_blocks(len(rows), self.num_classes) if len(rows) else [slice(0, 0)]
             parts = [self._probabilities(rows[here], mode, samples, generator).topk(k) for here in blocks]
             best = TopK(torch.cat([p.values for p in parts]), torch.cat([p.indices for p in parts]))
+        self._finite("probabilities", best.values)
         return TopK(*(x.reshape(*features.shape[:-1], k) for x in best))
 
     def shard(self, mesh: Any) -> Head:
@@ -372,6 +374,11 @@ class Head(nn.Module):
             smoothing_mask=mask,
             class_weight=self.class_weight,
         )
+
+    def _finite(self, what: str, x: Tensor) -> Tensor:
+        """Refuse what came out of finite features and is not finite."""
+        advice = f"the features are finite, so the weights of {self.name!r} are not, or are too large for the dtype"
+        return check_finite(what, x, advice)
 
     def _class_weighted(self, nll: Tensor, target: Tensor) -> Tensor:
         return nll if self.class_weight is None else nll * self.class_weight.to(nll.dtype)[target]

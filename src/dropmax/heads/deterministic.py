@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from dropmax.checks import check_features
-from dropmax.functional import _wide, auxiliary, mean_logits
+from dropmax.functional import _from_highest, _wide, auxiliary, mean_logits
 from dropmax.heads.base import Head
 
 
@@ -32,12 +33,16 @@ class DeterministicAttention(Head):
     def forward(self, features: Tensor) -> Tensor:
         """Return ``o + log rho``."""
         check_features(features, self.in_features)
-        return mean_logits(self.classifier(features), self.retain(features))
+        return self._finite("logits", mean_logits(self.classifier(features), self.retain(features)))
 
     def retain_probs(self, features: Tensor) -> Tensor:
         """Return the gate rho(x) = sigmoid(W h + b)."""
         check_features(features, self.in_features)
-        return _wide(self.retain(features)).sigmoid()
+        return self._finite("retain probabilities", _wide(self.retain(features)).sigmoid())
+
+    def _probabilities(self, features: Tensor, mode: str, samples: int, generator: torch.Generator | None) -> Tensor:
+        check_features(features, self.in_features)
+        return _gated(self.classifier(features), self.retain(features)).softmax(-1)
 
     def _terms_of_logits(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor) -> dict[str, Tensor]:
         return {"cross_entropy": self._cross_entropy(_gated(logits["classifier"], logits["retain"]), target)}
@@ -69,5 +74,5 @@ class DeterministicDropMax(DeterministicAttention):
 
 
 def _gated(logits: Tensor, retain_logits: Tensor) -> Tensor:
-    """Keep the wide dtype: a loss is computed in float32 at least."""
-    return mean_logits(_wide(logits), retain_logits)
+    """Return ``o - max o + log rho`` in float32 at least: neither the dtype nor large logits may cost it digits."""
+    return mean_logits(_from_highest(_wide(logits)), retain_logits)

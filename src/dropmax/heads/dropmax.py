@@ -12,7 +12,15 @@ from torch import Tensor, nn
 
 from dropmax import exact
 from dropmax.blocked import KEPT_BYTES, RowTerms, Settings, blocked_terms, choose_block
-from dropmax.checks import check_choice, check_count, check_flag, check_target, check_weight, is_transformed
+from dropmax.checks import (
+    check_choice,
+    check_count,
+    check_features,
+    check_flag,
+    check_target,
+    check_weight,
+    is_transformed,
+)
 from dropmax.errors import InvalidValue
 from dropmax.functional import _wide, mask_entropy
 from dropmax.heads.base import keep_target
@@ -137,9 +145,10 @@ class DropMax(MaskedHead):
 
     def posterior_probs(self, features: Tensor, target: Tensor) -> Tensor:
         """Return q(z | x, y) of equation 10: ``sigmoid(a + r)``, and 1 for the target."""
+        check_features(features, self.in_features)
         target = check_target(target, features.shape[:-1], self.num_classes)
         b = _wide(self.retain(features)) + _wide(self.correction(features))
-        return keep_target(b.sigmoid(), target)
+        return self._finite("posterior probabilities", keep_target(b.sigmoid(), target))
 
     def noise_shape(self, num_rows: int) -> tuple[int, ...] | None:
         """Return the shape of the noise behind the masks; None with an exact likelihood, which draws none."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dropmax import exact
 from dropmax.checks import check_count, check_features, check_positive, check_probability, is_traced
-from dropmax.functional import _wide, mean_logits
+from dropmax.functional import _from_highest, _wide, mean_logits
 from dropmax.heads.base import Head
 from dropmax.heads.options import SharedOptions
 from dropmax.objective import sampled_nll
@@ -70,7 +70,7 @@ class MaskedHead(Head):
     def forward(self, features: Tensor) -> Tensor:
         """Return ``o + log rho``: their softmax is the mean prediction p(y | x, z = rho(x)) of equation 13."""
         check_features(features, self.in_features)
-        return mean_logits(self.classifier(features), self.retain(features))
+        return self._finite("logits", mean_logits(self.classifier(features), self.retain(features)))
 
     def _logits_of_classes(self, rows: Tensor, here: slice) -> Tensor | None:
         own = type(self).forward is MaskedHead.forward and type(self)._probabilities is MaskedHead._probabilities
@@ -93,20 +93,22 @@ class MaskedHead(Head):
     def _all_probabilities(
         self, features: Tensor, mode: str, samples: int, generator: torch.Generator | None
     ) -> Tensor:
-        if mode == "mean":
+        if mode == "mean" and type(self).forward is not MaskedHead.forward:
             return super()._probabilities(features, mode, samples, generator)
         o, a = _wide(self.classifier(features)), _wide(self.retain(features))
+        if mode == "mean":  # the softmax of forward(features), without the digits that its dtype or large logits cost
+            return mean_logits(_from_highest(o), a).softmax(-1)
         return monte_carlo(o, a, samples, generator) if mode == "mc" else exact.predictive(o, a)
 
     def predictive_std(self, features: Tensor) -> Tensor:
         """Return the exact standard deviation of ``p(y | x, z)`` over the masks (:func:`dropmax.exact.variance`)."""
         check_features(features, self.in_features)
-        return exact.variance(self.classifier(features), self.retain(features)).sqrt()
+        return self._finite("the deviations", exact.variance(self.classifier(features), self.retain(features)).sqrt())
 
     def retain_probs(self, features: Tensor) -> Tensor:
         """Return rho(x): how much each class deserves attention."""
         check_features(features, self.in_features)
-        return _wide(self.retain(features)).sigmoid()
+        return self._finite("retain probabilities", _wide(self.retain(features)).sigmoid())
 
 
 def monte_carlo(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dropmax.networks.lenet import LeNet
 from dropmax.networks.mlp import MLP
-from dropmax.networks.registry import NETWORKS, NetworkSpec, feature_size, make_network
+from dropmax.networks.registry import NETWORKS, NetworkSpec, check_import, feature_size, make_network
 from dropmax.networks.resnet import BasicBlock, CifarResNet, ResNet
 from dropmax.networks.small_cnn import SmallCNN
 from dropmax.networks.tutorial_cnn import TutorialCNN
@@ -26,6 +26,7 @@ __all__ = [
     "ResNet",
     "SmallCNN",
     "TutorialCNN",
+    "check_import",
     "feature_size",
     "make_network",
 ]

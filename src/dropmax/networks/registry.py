@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dropmax.errors import InvalidType, InvalidValue, did_you_mean
+from dropmax.errors import InvalidType, InvalidValue, RunError, did_you_mean
 from dropmax.networks.lenet import LeNet
 from dropmax.networks.mlp import MLP
 from dropmax.networks.resnet import CifarResNet, ResNet
@@ -20,7 +21,7 @@ from dropmax.networks.shapes import check_input_shape
 from dropmax.networks.small_cnn import SmallCNN
 from dropmax.networks.tutorial_cnn import TutorialCNN
 
-__all__ = ["NETWORKS", "NetworkSpec", "feature_size", "make_network"]
+__all__ = ["NETWORKS", "NetworkSpec", "check_import", "feature_size", "make_network"]
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,26 @@ def make_network(name: str, input_shape: Sequence[int], **options: Any) -> nn.Mo
             "or your own as package.module:ClassName"
         )
     return _construct(name, NETWORKS[name], shape, options)
+
+
+def check_import(name: str, source: str, trust_network: bool) -> None:
+    """Raise where building the network ``name`` would import a module only because the file ``source`` says so.
+
+    A model file or a run directory may come from anybody, and importing a module runs it. So a network named by an
+    import path passes only if its module is imported already (then the file chooses among classes the program uses
+    anyway), or if the caller trusts it. Names in :data:`NETWORKS` always pass.
+
+    >>> check_import("lenet", "model.safetensors", trust_network=False)
+    >>> check_import("stranger:Net", "model.safetensors", trust_network=False)
+    Traceback (most recent call last):
+    dropmax.errors.RunError: model.safetensors would import the network 'stranger:Net', which is not part of ...
+    """
+    module = name.partition(":")[0]
+    if ":" in name and not trust_network and sys.modules.get(module) is None:
+        raise RunError(
+            f"{source} would import the network {name!r}, which is not part of dropmax: if you trust that module, "
+            "pass trust_network=True (on the command line --trust-network), or import it first"
+        )
 
 
 def feature_size(network: nn.Module, input_shape: Sequence[int]) -> int:

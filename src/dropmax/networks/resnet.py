@@ -17,6 +17,7 @@ from dropmax.networks.shapes import check_image_shape, check_sizes
 __all__ = ["BasicBlock", "CifarResNet", "ResNet"]
 
 STEMS = ("7x7", "3x3")
+DEEPEST = 1202  # of He et al.; a limit keeps a wrong number from building layers without end
 BLOCKS_OF_DEPTH = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
 
 
@@ -124,6 +125,8 @@ class CifarResNet(nn.Module):
         if depth < 8 or depth % 6 != 2:
             nearest = max(8, 6 * round((depth - 2) / 6) + 2)
             raise InvalidValue(f"a CifarResNet has depth 6n + 2 (8, 14, 20, 26, 32, ...), got {depth}: try {nearest}")
+        if depth > DEEPEST:
+            raise InvalidValue(f"a CifarResNet has at most {DEEPEST} layers, the deepest ever tried, got {depth}")
         widths = check_sizes("widths", widths)
         if len(widths) != 3:
             raise InvalidValue(f"a CifarResNet has three stages and so three widths, got {widths}")

@@ -29,6 +29,7 @@ __all__ = [
     "find_recipe",
     "load_recipe",
     "parse_override",
+    "parse_toml",
     "recipe_from_dict",
     "recipe_names",
 ]
@@ -199,11 +200,31 @@ def load_recipe(name: str | Path, variant: str | None = None) -> Recipe:
     else:
         source = find_recipe(str(name), variant) + ".toml"
         text = resources.files(__package__).joinpath(source).read_text(encoding="utf-8")
+    return recipe_from_dict(parse_toml(text, source), source)
+
+
+def parse_toml(text: str, source: str) -> dict[str, Any]:
+    """Parse TOML that may come from anybody; ``source`` is named in the error.
+
+    >>> parse_toml("a = ", "mine.toml")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    dropmax.errors.InvalidValue: mine.toml is not valid TOML: ...
+    """
     try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        found: dict[str, Any] = tomllib.loads(text)
+        _refuse_deep(found)
+        return found
+    except ValueError as error:  # also for numbers of thousands of digits
         raise InvalidValue(f"{source} is not valid TOML: {error}") from error
-    return recipe_from_dict(tables, source)
+    except RecursionError:
+        raise InvalidValue(f"{source} is nested too deep") from None
+
+
+def _refuse_deep(value: Any, deep: int = 0) -> None:
+    if deep > 20:
+        raise RecursionError
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _refuse_deep(item, deep + 1)
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -217,7 +238,7 @@ def parse_override(text: str) -> tuple[str, Any]:
         raise InvalidValue(f"--set takes NAME=VALUE, such as training.epochs=5, not {text!r}")
     try:
         return name.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return name.strip(), value.strip()
 
 
@@ -239,6 +260,9 @@ def recipe_from_dict(tables: Mapping[str, Any], source: str) -> Recipe:
     for table in ("data", "network", "head"):
         if not isinstance(tables.get(table, {}).get("name"), str):
             raise InvalidValue(f"{source}: [{table}] needs a name")
+    for name, options in tables.get("heads", {}).items():
+        if not isinstance(options, Mapping):
+            raise InvalidType(f"{source}: [heads.{name}] must be a table, got {options!r}")
     heads = {name: dict(options) for name, options in tables.get("heads", {}).items()}
     head = dict(tables["head"])
     head = {"name": head["name"], **heads.get(head["name"], {}), **head}
@@ -249,8 +273,22 @@ def recipe_from_dict(tables: Mapping[str, Any], source: str) -> Recipe:
         training=_fill(TrainingOptions, tables.get("training", {}), "training", source),
         heads=heads,
     )
+    for table, options in {"network": recipe.network, "head": recipe.head, **heads}.items():
+        for key, value in options.items():
+            if not (key.isidentifier() and key.isascii()):
+                raise InvalidValue(f"{source}: {table}.{key!r} is not the name of an option")
+            _refuse_strange(value, f"{source}: {table}.{key}")
     _check(recipe, source)
     return recipe
+
+
+def _refuse_strange(value: Any, where: str) -> None:
+    """Options are what a recipe can be written out with again: no dates, no tables."""
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            _refuse_strange(item, where)
+    elif not isinstance(value, (str, int, float, bool)):
+        raise InvalidType(f"{where} must be a text, a number, true or false, or a list of these, got {value!r}")
 
 
 def _fill(cls: type[Any], values: Mapping[str, Any], table: str, source: str) -> Any:
@@ -267,7 +305,7 @@ def _fill(cls: type[Any], values: Mapping[str, Any], table: str, source: str) ->
 
 def _coerce(kind: Any, value: Any, where: str) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        value = float(value) if abs(value) < 1e300 else float("inf")
     if kind in (int, float, str, bool):
         if type(value) is not kind:
             name = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}[kind]
@@ -328,4 +366,5 @@ def _toml(value: Any) -> str:
         return "[" + ", ".join(_toml(item) for item in value) + "]"
     if isinstance(value, float):
         return repr(value) if value == value and abs(value) != float("inf") else str(value)
-    return json.dumps(value, ensure_ascii=False)  # a JSON string, number or boolean is a TOML one
+    # A JSON string, number or boolean is a TOML one; only that TOML wants the character 127 spelt out.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

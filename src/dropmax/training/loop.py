@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import operator
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -14,10 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dropmax.checks import NotFinite
 from dropmax.classifier import Classifier
 from dropmax.data import Batches, Dataset, load
 from dropmax.errors import InvalidValue, RunError
 from dropmax.evaluation import measure
+from dropmax.networks import check_import
 from dropmax.provenance import provenance
 from dropmax.recipes import Recipe
 from dropmax.training.callbacks import Callback, Callbacks, make_callbacks
@@ -91,15 +94,19 @@ def resume(
     tensorboard: bool = False,
     callbacks: Sequence[Callback] = (),
     quiet: bool = False,
+    trust_network: bool = False,
 ) -> RunDirectory:
     """Go on with a run that was stopped or killed; it ends with the bytes it would have had anyway.
 
-    Callbacks are passed anew; the logs that come with dropmax go on where they stopped.
+    Callbacks are passed anew; the logs that come with dropmax go on where they stopped. A run directory may come from
+    somebody else, so a network that its recipe imports needs ``trust_network``, as for
+    :func:`~dropmax.training.load_model`.
     """
     logs = [*callbacks, *make_callbacks(["tensorboard"] * tensorboard)]
     with process_group() as ranks:
         run = RunDirectory.open(out)
         recipe = run.recipe()
+        check_import(recipe.network["name"], str(run.path / "recipe.toml"), trust_network)
         if ranks.is_first:
             run.remove_leftovers()
         if not (run.path / "model.safetensors").exists():
@@ -227,7 +234,7 @@ def _train(
                 run.save_checkpoint(before)
             raise Interrupted(
                 f"stopped after {before['epoch']} of {options.epochs} epochs; go on with: "
-                f"dropmax train --resume {run.path}"
+                f"dropmax train --resume {run.path}{' --trust-network' * (':' in recipe.network['name'])}"
             ) from None
         except FloatingPointError as error:
             if ranks.is_first:
@@ -268,7 +275,11 @@ def _epoch(
         if x.dim() == 4:
             x = x.contiguous(memory_format=layout)
         with _autocast(options.precision, device):
-            total, terms = trained(x, y, noise=_my_noise(model, rows, ranks, device))
+            try:
+                total, terms = trained(x, y, noise=_my_noise(model, rows, ranks, device))
+            except NotFinite as error:
+                at = epoch * len(batches) + step + 1
+                raise FloatingPointError(f"{error} (step {at}); {_advice(options.learning_rate)}") from None
         # Each rank averages over its own rows, and gradients are averaged over ranks: make that the batch's mean.
         weight = len(y) * ranks.world_size / rows
         optimizer.zero_grad(set_to_none=True)
@@ -318,9 +329,14 @@ def _refuse_non_finite(names: list[str], sums: Tensor, step: int, learning_rate:
     for name, value in reversed(values.items()):  # the total last: name the term that did it
         if not math.isfinite(value):
             raise FloatingPointError(
-                f"the loss term {name!r} is no longer finite at step {step}: try a lower learning rate than "
-                f"{learning_rate:g} (--set training.learning_rate=...) or training.clip_norm=1.0"
+                f"the loss term {name!r} is no longer finite at step {step}: {_advice(learning_rate)}"
             )
+
+
+def _advice(learning_rate: float) -> str:
+    return (
+        f"try a lower learning rate than {learning_rate:g} (--set training.learning_rate=...) or training.clip_norm=1.0"
+    )
 
 
 def _optimizer(model: Classifier, recipe: Recipe) -> torch.optim.Optimizer:
@@ -355,9 +371,12 @@ def _restore(
         torch.set_rng_state(checkpoint["noise"])
         if "noise_cuda" in checkpoint and torch.cuda.is_available():
             torch.cuda.set_rng_state(checkpoint["noise_cuda"])
-        return int(checkpoint["epoch"]), str(checkpoint["log"])
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
+        epoch, log = checkpoint["epoch"], checkpoint["log"]
+        if not 0 <= operator.index(epoch) <= recipe.training.epochs or len(log.splitlines()) != epoch:
+            raise ValueError(f"its log of {len(log.splitlines())} epochs does not fit epoch {epoch}")
+        return epoch, log
+    except Exception as error:  # torch raises a dozen kinds where a state is not that of this model or optimiser
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise RunError(f"the newest checkpoint in {run.path} does not fit its recipe: {reason}") from error
 
 

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from dropmax.recipes import Recipe
+from dropmax.terminal import printable
 
 __all__ = ["Progress"]
 
@@ -24,7 +25,7 @@ class Progress:
     """
 
     def __init__(self, recipe: Recipe, steps: int, first_epoch: int = 0, *, quiet: bool = False) -> None:
-        self.title = f"{recipe.head['name']} on {recipe.data.name}"
+        self.title = printable(f"{recipe.head['name']} on {recipe.data.name}")
         self.epochs = recipe.training.epochs
         self.steps = steps
         self.done = self.first = first_epoch * steps
@@ -39,7 +40,7 @@ class Progress:
             from rich.console import Console
 
             self._bar = rich_progress.Progress(
-                rich_progress.TextColumn("{task.description}"),
+                rich_progress.TextColumn("{task.description}", markup=False),
                 rich_progress.BarColumn(bar_width=20),
                 rich_progress.TextColumn("{task.fields[epoch]}/" + str(self.epochs)),
                 rich_progress.TextColumn("{task.fields[rate]}"),

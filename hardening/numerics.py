@@ -1,0 +1,430 @@
+"""Every head, loss, prediction mode and dtype on thousands of random and adversarial inputs.
+
+The rows of a batch hold what may go wrong: ordinary logits, spreads of 1e4, 1e30 and half of the largest number,
+subnormal ones, all equal, one class far ahead or far behind, noise of exactly 0. Features are the unit vectors and the
+maps' weights hold the logits, so that the matrix product is exact in every dtype (bfloat16's may turn subnormal numbers
+into zeros, which nobody sees), and what differs from the float64 reference (:mod:`hardening.numerics_reference`) is our
+arithmetic. Then:
+
+- values must be close to the reference: probabilities absolutely, losses relative to the larger of 1 and the loss;
+- neither values nor gradients may hold NaN or infinity;
+- NaN and infinity in features or parameters must end in our error, or have no effect.
+"""
+
+from __future__ import annotations
+
+import os
+
+# Some virtual machines announce AMX and then die of it (SIGILL) in a bfloat16 product. oneDNN reads this once, early.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+import collections
+import itertools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dropmax import exact, make_head
+from dropmax.data.progress import progress
+from dropmax.errors import DropMaxError
+from dropmax.heads import ABLATIONS, HEADS, MODES, Head
+from hardening import not_finite
+from hardening import numerics_reference as reference
+from hardening.campaign import Outcome
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+#: Rows a subject (a head with options, a mode or the loss, and a dtype) is tried on.
+INPUTS, SHORT_INPUTS = 10_000, 24
+ROWS = 250  # in a batch
+#: The numbers of classes of the batches, in turn. Sums over all masks are compared up to MOST_MASKED.
+CLASSES = (2, 3, 5, 7, 10, 100)
+MOST_MASKED = 7
+MANY_CLASSES = 100_000
+
+#: What the documentation promises, by the dtype of the arithmetic: half precision is computed in float32.
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+
+#: What dropmax.exact says of itself: a log p below this says no more than that.
+HOPELESS = 1e5
+
+#: Masks of heads that draw several.
+SAMPLES = 3
+
+#: How the logits of a row are drawn.
+FAMILIES = ("ordinary", "wide", "huge", "1e30", "largest", "subnormal", "equal", "ahead", "behind", "zeros")
+
+DROPMAX_LOSSES: tuple[dict[str, Any], ...] = (
+    {"prior_correction": False, "mask_gradient": True, "kl_weight": 1.0, "entropy_weight": 1.0},  # as printed
+    {"prior_correction": False},
+    {"mask_gradient": True},
+    {"stop_gradient": "parameters", "samples": SAMPLES},
+    {"epsilon": 1e-35},
+    {"epsilon": 1e-6, "temperature": 1.0},
+    {"likelihood": "exact"},
+    {"likelihood": "exact", "mask_gradient": True, "prior_correction": False},
+    {"likelihood": "marginal"},
+    {"chunk_classes": 3},
+    {"chunk_classes": 1, "prior_correction": False, "mask_gradient": True},
+    {"chunk_classes": 4, "label_smoothing": 0.1, "samples": SAMPLES, "class_weight": True},
+    {"chunk_classes": 4, "label_smoothing": 0.1, "stop_gradient": "parameters"},
+)
+
+
+class Subject(NamedTuple):
+    """Something whose numbers are tried."""
+
+    head: str
+    options: dict[str, Any]
+    what: str  # "loss", or a mode of prediction
+
+    def __str__(self) -> str:
+        options = "".join(f" {k}={v}" for k, v in self.options.items())
+        return f"{self.head}{options} {self.what}"
+
+
+def subjects() -> list[Subject]:
+    """Return every head with its losses and modes."""
+    found = []
+    for name in (*HEADS, *ABLATIONS):
+        found += [Subject(name, options, "loss") for options in ({}, {"label_smoothing": 0.1}, {"class_weight": True})]
+        found += [Subject(name, {}, mode) for mode in MODES]
+    return found + [Subject("dropmax", options, "loss") for options in DROPMAX_LOSSES]
+
+
+class Batch(NamedTuple):
+    """Logits of some rows in the dtype of the head, their labels, and noise in the dtype of the arithmetic."""
+
+    logits: dict[str, Tensor]  # by the name of the map
+    target: Tensor
+    noise: Tensor  # (SAMPLES, rows, classes)
+    ordinary: Tensor  # rows without any extreme number
+
+
+def draw(seed: int, rows: int, classes: int, dtype: torch.dtype) -> Batch:
+    """Draw a batch: each row gets a family of numbers for each of its o, a and r."""
+    generator = torch.Generator().manual_seed(seed)
+    logits, ordinary = {}, torch.ones(rows, dtype=torch.bool)
+    for name in ("classifier", "retain", "correction"):
+        family = torch.randint(len(FAMILIES), (rows,), generator=generator)
+        family[: rows // 4] = 0  # enough rows where all three are ordinary
+        ordinary &= family == 0
+        every = torch.stack([_numbers(f, generator, rows, classes, dtype) for f in FAMILIES])
+        logits[name] = every[family, torch.arange(rows)].to(dtype)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    noise = torch.rand(SAMPLES, rows, classes, dtype=wide, generator=generator)
+    target = torch.randint(classes, (rows,), generator=generator)
+    return Batch(logits, target, noise, ordinary)
+
+
+def _numbers(family: str, generator: torch.Generator, rows: int, classes: int, dtype: torch.dtype) -> Tensor:
+    limits = torch.finfo(dtype)
+    normal = torch.randn(rows, classes, dtype=torch.float64, generator=generator)
+    one = torch.nn.functional.one_hot(torch.randint(classes, (rows,), generator=generator), classes).double()
+    sizes = torch.tensor([1.0, 1e2, 1e4, min(1e30, limits.max / 8)], dtype=torch.float64)
+    size = sizes[torch.randint(4, (rows, 1), generator=generator)]
+    if family == "ordinary":
+        return 3 * normal
+    if family == "wide":
+        return 30 * normal
+    if family == "huge":
+        return (1e4 * normal).clamp(limits.min / 8, limits.max / 8)
+    if family == "1e30":
+        return normal.sign() * min(1e30, limits.max / 8)
+    if family == "largest":  # how masked-out classes are often written; a sum over all classes stays finite
+        lowest = max(limits.min / 4, torch.finfo(torch.float32 if dtype != torch.float64 else dtype).min / 2000)
+        return torch.where(normal > 0, normal, lowest)
+    if family == "subnormal":
+        return normal * limits.tiny / 4
+    if family == "equal":
+        return (normal[:, :1].sign() * size).expand(rows, classes)
+    if family == "ahead":
+        return one * size
+    if family == "behind":
+        return -one * size
+    return torch.copysign(torch.zeros_like(normal), normal)  # zeros of both signs
+
+
+def head_with(subject: Subject, batch: Batch, dtype: torch.dtype) -> tuple[Head, Tensor]:
+    """Return the head whose logits of row i, given the i-th unit vector, are those of the batch; and these vectors."""
+    rows, classes = batch.logits["classifier"].shape
+    options = _with_weights(subject.options, classes)
+    head = make_head(subject.head, rows, classes, dtype=dtype, **options)
+    with torch.no_grad():
+        for name in head.maps.values():
+            getattr(head, name).weight.copy_(batch.logits[name].T)
+            getattr(head, name).bias.zero_()
+    return head, torch.eye(rows, dtype=dtype)
+
+
+def _with_weights(options: dict[str, Any], classes: int) -> dict[str, Any]:
+    if "class_weight" not in options:
+        return options
+    return options | {"class_weight": [0.0, *(1 + k / classes for k in range(1, classes))]}  # a weight of 0, too
+
+
+# --- finite input ------------------------------------------------------------------------------------------------
+
+
+class Errors:
+    """Errors of one subject in one dtype."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, list[Tensor]] = collections.defaultdict(list)
+        self.inputs = 0
+
+    def add(self, which: str, errors: Tensor) -> None:
+        self.parts[which].append(errors.flatten())
+
+    def row(self) -> dict[str, float]:
+        """Return a row of the table."""
+        found: dict[str, float] = {"inputs": self.inputs}
+        for which, parts in self.parts.items():
+            errors = torch.cat(parts)
+            if errors.numel():
+                found[f"{which} max"] = float(f"{errors.max():.2g}")
+                found[f"{which} 99.9 %"] = float(f"{errors.quantile(0.999):.2g}")
+        return found
+
+
+def try_batch(subject: Subject, batch: Batch, dtype: torch.dtype, errors: Errors, outcome: Outcome, seed: int) -> None:
+    """Compare one batch with the reference, and look for NaN and infinity in what comes out."""
+    wide = batch.noise.dtype
+    head, features = head_with(subject, batch, dtype)
+    logits = {name: x.double().numpy() for name, x in batch.logits.items()}
+    rows, classes = logits["classifier"].shape
+    where = f"{subject} {str(dtype).removeprefix('torch.')} K={classes} seed={seed}"
+    errors.inputs += rows
+    try:
+        if subject.what == "loss":
+            found = _loss(head, features, batch, where, outcome)
+            expected = _expected_loss(subject, head, logits, batch, wide)
+        else:
+            found = {"probability": _prediction(head, features, subject.what, seed, where, outcome)}
+            expected = _expected_prediction(subject, logits, seed, wide)
+    except DropMaxError as refusal:
+        outcome.count("finite input refused", rows)
+        outcome.fail(f"{where}: finite input was refused: {refusal}")
+        return
+    wrong, fair = torch.zeros(rows, dtype=torch.bool), _fair_rows(subject, batch, wide)
+    for name, truth in expected.items():
+        truth_, value = torch.from_numpy(np.ascontiguousarray(truth)), found[name].detach().double()
+        if subject.options.get("likelihood") == "marginal" and name == "cross_entropy":
+            truth_, value = truth_.clamp_max(HOPELESS), value.clamp_max(HOPELESS)
+        error = (value - truth_).abs() if name == "probability" else (value - truth_).abs() / truth_.abs().clamp_min(1)
+        error = error.amax(-1) if error.dim() == 2 else error
+        error = error.nan_to_num(nan=0.0)[fair]  # NaN: the reference does not judge
+        errors.add("ordinary", error[batch.ordinary[fair]])
+        errors.add("extreme", error[~batch.ordinary[fair]])
+        wrong[fair] |= error > TOLERANCE[wide]
+        if bool((error > TOLERANCE[wide]).any()):
+            row = int(fair[error.argmax()])
+            outcome.fail(f"{where}: {name} of row {row} is {_show(value, row)}, should be {_show(truth_, row)}")
+    outcome.count("further off than promised", int(wrong.sum()))
+    outcome.count("close to the reference", len(fair) - int(wrong.sum()))
+    outcome.count("finite, too ill-conditioned to compare", rows - len(fair))
+
+
+def _show(x: Tensor, row: int) -> str:
+    return f"{x[row].item():.7g}" if x.dim() == 1 else str([float(f"{v:.6g}") for v in x[row].tolist()[:8]])
+
+
+def _loss(head: Head, features: Tensor, batch: Batch, where: str, outcome: Outcome) -> dict[str, Tensor]:
+    features = features.requires_grad_()
+    noise = None if head.noise_shape(1) is None else _noise(head, batch)
+    loss = head.loss(features, batch.target, reduction="none", noise=noise)
+    _refuse(where, {"total": loss.total, **loss.terms}, outcome)
+    torch.autograd.backward(loss.total.sum())
+    gradients = {name: p.grad for name, p in head.named_parameters()}
+    # A sum over classes of gradient times weight need not fit where the weights hardly do.
+    largest = torch.stack([x.double().abs().amax(-1) for x in batch.logits.values()]).amax(0)
+    fits = largest < torch.finfo(features.dtype).max ** 0.5
+    gradients["features"] = None if features.grad is None else features.grad[fits]
+    _refuse(where, {f"gradient of {k}": g for k, g in gradients.items() if g is not None}, outcome)
+    return loss.terms
+
+
+def _prediction(head: Head, features: Tensor, mode: str, seed: int, where: str, outcome: Outcome) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        found = {
+            "logits": head(features),
+            "retain_probs": head.retain_probs(features),
+            "predictive_std": head.predictive_std(features),
+            "probabilities": head.predict_proba(features, mode, samples=MC_SAMPLES, generator=generator),
+        }
+    if mode != "mc":  # which has the logits' gradients of every sample: no other code
+        torch.autograd.backward(head.predict_proba(features, mode).square().sum())
+        gradients = {f"gradient of {k}": p.grad for k, p in head.named_parameters() if p.grad is not None}
+        found = found | gradients
+    _refuse(where, found, outcome)
+    p = found["probabilities"]
+    total = (p.double().sum(-1) - 1).abs().max()
+    if not total < 1e-5 or p.min() < 0:
+        outcome.fail(f"{where}: probabilities are {float(p.min()):.3g} or more and add up to 1 ± {float(total):.3g}")
+    return p
+
+
+MC_SAMPLES = 5
+
+
+def _refuse(where: str, tensors: dict[str, Tensor], outcome: Outcome) -> None:
+    for name, x in tensors.items():
+        if not bool(x.isfinite().all()):
+            bad = int((~x.isfinite()).sum())
+            outcome.count("NaN or infinity from finite input", 1)
+            outcome.fail(f"{where}: {name} holds {bad} numbers that are not finite")
+
+
+def _expected_loss(
+    subject: Subject, head: Head, logits: reference.Logits, batch: Batch, wide: torch.dtype
+) -> dict[str, Any]:
+    if getattr(head, "likelihood", "sampled") != "sampled" and head.num_classes > MOST_MASKED:
+        return {}
+    dtype = np.dtype(np.float64 if wide == torch.float64 else np.float32)
+    with np.errstate(over="ignore", under="ignore"):
+        noise = _noise(head, batch).double().numpy()
+        return reference.terms_of(head.config(), logits, batch.target.numpy(), noise, dtype)
+
+
+def _noise(head: Head, batch: Batch) -> Tensor:
+    return batch.noise if getattr(head, "samples", 1) == SAMPLES else batch.noise[0]
+
+
+def _expected_prediction(subject: Subject, logits: reference.Logits, seed: int, wide: torch.dtype) -> dict[str, Any]:
+    o, a = logits["classifier"], logits["retain"]
+    masked = subject.head in ("dropmax", "dropmax-qp", "dropmax-softmax-retain")
+    if subject.head == "sparsemax":
+        return {"probability": reference.sparsemax(o)}
+    if not masked and not subject.head.startswith("deterministic"):
+        return {"probability": np.exp(reference.log_softmax(o))}
+    if subject.head == "dropmax-softmax-retain":
+        log_p = np.minimum(reference.log_softmax(o), -torch.finfo(wide).eps)
+        a = log_p - np.log(-np.expm1(log_p))
+    if subject.what == "mean" or not masked:
+        p = np.exp(reference.log_softmax((o - o.max(-1, keepdims=True)) + reference.log_sigmoid(a)))
+    elif subject.what == "exact":
+        if o.shape[-1] > MOST_MASKED:
+            return {}
+        p = reference.predictive(o, a)
+    else:
+        generator = torch.Generator().manual_seed(seed)
+        u = torch.rand(MC_SAMPLES, *o.shape, dtype=wide, generator=generator).double().numpy()
+        rho = reference.sigmoid(a)
+        kept = u < rho
+        kept |= ~kept.any(-1, keepdims=True)
+        with np.errstate(invalid="ignore"):
+            p = np.exp([reference.log_softmax(np.where(k, o, -np.inf)) for k in kept]).mean(0)
+        p[(np.abs(u - rho) < 1e-6).any((0, 2))] = np.nan  # rounding decides whether a class is kept: not judged
+    return {"probability": p}
+
+
+def _fair_rows(subject: Subject, batch: Batch, wide: torch.dtype) -> Tensor:
+    """Return the rows whose answer does not depend on how one last digit was rounded."""
+    if subject.head == "dropmax-softmax-retain":  # rho = softmax(o) that rounds to 1
+        return batch.ordinary.nonzero()[:, 0]
+    adds_log_rho = subject.what == "mean" and subject.head in ("dropmax", "dropmax-qp")
+    if not adds_log_rho and not subject.head.startswith("deterministic"):
+        return torch.arange(len(batch.target))
+    # o + log rho where all log rho are so large that their last digit decides about small o.
+    log_rho = torch.nn.functional.logsigmoid(batch.logits["retain"].double())
+    return (log_rho.amin(-1).abs() * torch.finfo(wide).eps < TOLERANCE[wide]).nonzero()[:, 0]
+
+
+def try_finite(
+    inputs: int, seed: int, outcome: Outcome, everything: Sequence[Subject], dtypes: dict[str, torch.dtype] = DTYPES
+) -> dict[str, Any]:
+    """Try every subject in every dtype; return the table of errors."""
+    table = {(subject, name): Errors() for name in dtypes for subject in map(str, everything)}
+    rows = min(ROWS, max(1, math.ceil(inputs / len(CLASSES))))
+    with progress("numerics", inputs * len(table), "inputs") as advance:
+        for (name, dtype), (number, start) in itertools.product(dtypes.items(), enumerate(range(0, inputs, rows))):
+            batch_seed = seed + 1000 * number
+            batch = draw(batch_seed, min(rows, inputs - start), CLASSES[number % len(CLASSES)], dtype)
+            for subject in everything:
+                try_batch(subject, batch, dtype, table[str(subject), name], outcome, batch_seed)
+                advance(len(batch.target))
+    return {f"{subject}, {name}": errors.row() for (subject, name), errors in table.items()}
+
+
+def try_many_classes(seed: int, outcome: Outcome, everything: Sequence[Subject]) -> None:
+    """A few rows of 100,000 classes: finite, adding up to one, and right where a closed form is known."""
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):  # products in float16 are slow, and no other code
+        batch = draw(seed, 2, MANY_CLASSES, dtype)
+        for subject in everything:
+            try_batch(subject, batch, dtype, Errors(), outcome, seed)
+    for (name, dtype), lead, a in itertools.product(DTYPES.items(), (0.0, 3.0, 12.0), (-8.0, 0.0, 5.0)):
+        o = torch.zeros(1, MANY_CLASSES, dtype=dtype)
+        o[0, 7] = lead
+        retain, target = torch.full_like(o, a), torch.tensor([7])
+        truth = reference.two_levels(MANY_CLASSES - 1, lead, a)
+        found = {
+            "predictive": float(exact.predictive(o, retain)[0, 7]),
+            "expected_nll": float(exact.expected_nll(o, retain, target)),
+            "log_marginal": float(exact.log_marginal(o, retain, target)),
+        }
+        truth["log_marginal"] = math.log(truth["predictive"])
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        for what, value in found.items():
+            error = abs(value - truth[what]) / (1 if what == "predictive" else max(1.0, abs(truth[what])))
+            close = error < max(TOLERANCE[wide], 1e-9)  # gammaln of 1e5 has no more digits
+            outcome.count("close to the reference" if close else "further off than promised")
+            if not close:
+                outcome.fail(
+                    f"exact.{what} {name} K={MANY_CLASSES} lead {lead} a {a}: {value}, should be {truth[what]}"
+                )
+
+
+def judge_the_reference(seed: int, rows: int, outcome: Outcome) -> None:
+    """Compare the reference itself with 60 digits of mpmath, so that both cannot share a mistake."""
+    for row in range(rows):
+        batch = draw(seed + row, 1, 4, torch.float64)
+        if any(bool((x.abs() > 1e4).any()) for x in batch.logits.values()):
+            continue
+        o, a, r = (batch.logits[name].numpy() for name in ("classifier", "retain", "correction"))
+        target = batch.target.numpy()
+        truth = reference.referee(o[0].tolist(), a[0].tolist(), r[0].tolist(), int(target[0]))
+        found = {
+            "predictive": reference.predictive(o, a)[0, target[0]],
+            "expected_nll": reference.expected_nll(o, a + r, target)[0],
+            "kl": reference.kl(a, a + r, target)[0],
+            "entropy": reference.entropy(a)[0],
+            "auxiliary": reference.auxiliary(r, target)[0],
+        }
+        for name, value in found.items():
+            right = abs(value - truth[name]) <= 1e-11 * max(1.0, abs(truth[name]))
+            outcome.count("reference confirmed by mpmath" if right else "reference refuted by mpmath")
+            if not right:
+                outcome.fail(f"the reference itself: {name} of row {seed + row} is {value}, mpmath says {truth[name]}")
+
+
+def run(*, short: bool, seed: int, scratch: Path) -> Outcome:
+    """Run the campaign; nothing is written to ``scratch``."""
+    outcome = Outcome()
+    everything = subjects()
+    heads: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in (*HEADS, *ABLATIONS)]
+    heads += [("dropmax", {k: v for k, v in options.items() if k != "class_weight"}) for options in DROPMAX_LOSSES]
+    generator_state = torch.get_rng_state()
+    torch.manual_seed(seed)  # of masks that no noise was given for
+    try:
+        judge_the_reference(seed, 20 if short else 500, outcome)
+        not_finite.try_rows_of_functions(outcome)
+        for dtype in DTYPES.values():
+            not_finite.try_overflow(outcome, heads, dtype)
+            not_finite.try_heads(outcome, heads[::4] if short else heads, dtype)
+            not_finite.try_exact(outcome, dtype)
+        dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16} if short else DTYPES
+        table = try_finite(SHORT_INPUTS if short else INPUTS, seed, outcome, everything, dtypes)
+        if not short:
+            try_many_classes(seed, outcome, everything)
+    finally:
+        torch.set_rng_state(generator_state)
+    outcome.details["errors"] = table
+    outcome.details["units"] = "absolute for probabilities; for losses relative to the larger of 1 and the term"
+    outcome.details["tolerance"] = {str(dtype): tolerance for dtype, tolerance in TOLERANCE.items()}
+    return outcome

@@ -1,0 +1,301 @@
+"""The heads once more, in numpy and float64, from the paper's formulas: what :mod:`hardening.numerics` compares with.
+
+Nothing of dropmax is used here. Everything is in log space and relative to the largest logit of a row, so that logits
+of 1e30 cost no digits. Arrays are (N, K); a target is (N,).
+"""
+
+# mypy: disable-error-code="no-any-return"
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import mpmath  # type: ignore[import-untyped]
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import gammaln, logsumexp
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+#: o, a and r of some rows, under the names of the maps that compute them.
+Logits = dict[str, Array]
+
+
+def log_sigmoid(x: Array) -> Array:
+    return -np.logaddexp(0.0, -x)
+
+
+def sigmoid(x: Array) -> Array:
+    return np.exp(log_sigmoid(x))
+
+
+def at(x: Array, target: Indices) -> Array:
+    return np.take_along_axis(x, target[:, None], -1)[:, 0]
+
+
+def put(x: Array, target: Indices, value: float) -> Array:
+    x = x.copy()
+    np.put_along_axis(x, target[:, None], value, -1)
+    return x
+
+
+def log_softmax(x: Array) -> Array:
+    with np.errstate(invalid="ignore"):
+        shifted = x - x.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def nll_of(o: Array, log_z: Array, target: Indices, smoothing: float, spread: Array, weight: Array) -> Array:
+    """Cross entropy of ``softmax(o + log_z)`` with the label spread by ``smoothing`` in proportion to ``spread``."""
+    # o and log_z are added only after o has lost what it has in common with the others.
+    log_p = log_softmax((o - o.max(-1, keepdims=True)) + log_z)
+    nll = -at(log_p, target) * weight[target]
+    if not smoothing:
+        return nll
+    spread = spread / spread.sum(-1, keepdims=True)
+    terms = np.where(spread > 0, spread * weight * -np.maximum(log_p, -1e300), 0.0)
+    return (1 - smoothing) * nll + smoothing * terms.sum(-1)
+
+
+def relaxed_log_mask(b: Array, u: Array, temperature: float, edge: float) -> Array:
+    u = np.clip(u, edge, 1 - edge)
+    return log_sigmoid((b + np.log(u) - np.log1p(-u)) / temperature)
+
+
+def kl(a: Array, b: Array, target: Indices) -> Array:
+    g, not_g = sigmoid(b), sigmoid(-b)
+    rivals = g * _difference(b, a) + not_g * _difference(-b, -a)
+    return put(rivals, target, 0.0).sum(-1) - log_sigmoid(at(a, target))
+
+
+def _difference(b: Array, a: Array) -> Array:
+    """log sigmoid(b) - log sigmoid(a), without the digits that two large numbers lose."""
+    return np.minimum(b, 0) - np.minimum(a, 0) - np.log1p(np.exp(-np.abs(b))) + np.log1p(np.exp(-np.abs(a)))
+
+
+def entropy(a: Array) -> Array:
+    size = np.abs(a)  # the entropy of a coin is that of its complement
+    return (np.log1p(np.exp(-size)) + size * sigmoid(-size)).sum(-1)
+
+
+def auxiliary(r: Array, target: Indices, shift: float = 0.0) -> Array:
+    r = r - shift
+    return put(np.logaddexp(0.0, r), target, 0.0).sum(-1) + np.logaddexp(0.0, -at(r, target))
+
+
+def sparsemax(o: Array) -> Array:
+    shifted = o - o.max(-1, keepdims=True)
+    ordered = -np.sort(-shifted, -1)
+    candidates = (np.cumsum(ordered, -1) - 1) / np.arange(1, o.shape[-1] + 1)
+    size = (ordered > candidates).sum(-1, keepdims=True)
+    return np.maximum(shifted - np.take_along_axis(candidates, size - 1, -1), 0)
+
+
+def sparsemax_loss(o: Array, target: Indices, smoothing: float) -> Array:
+    o = o - o.max(-1, keepdims=True)
+    p = sparsemax(o)
+    y = put(np.full_like(o, smoothing / o.shape[-1]), target, 1 - smoothing + smoothing / o.shape[-1])
+    y_o = (np.where(y > 0, y * o, 0.0)).sum(-1)
+    return np.where(p > 0, p * o, 0.0).sum(-1) - y_o + (y**2 - p**2).sum(-1) / 2
+
+
+# --- over all masks ----------------------------------------------------------------------------------------------
+
+
+#: What dropmax.exact says of itself: a class further than this below the best one is put here.
+WIDEST_SPREAD = 2.0**20
+
+
+def within_spread(o: Array) -> Array:
+    return np.maximum(o - o.max(-1, keepdims=True), -WIDEST_SPREAD)
+
+
+@functools.lru_cache
+def masks_of(num_classes: int) -> NDArray[np.bool_]:
+    return np.array(list(itertools.product([False, True], repeat=num_classes)))
+
+
+def predictive(o: Array, a: Array) -> Array:
+    """E_z[p(y | z)] by going through all 2^K masks; the empty one counts as the full one."""
+    total = np.zeros_like(o)
+    log_keep, log_drop = log_sigmoid(a), log_sigmoid(-a)
+    for z in masks_of(o.shape[-1]):
+        seen = z if z.any() else ~z
+        prior = np.exp(np.where(z, log_keep, log_drop).sum(-1, keepdims=True))
+        p = np.zeros_like(o)
+        p[:, seen] = np.exp(log_softmax(o[:, seen]))
+        total += prior * p
+    return total
+
+
+def log_marginal(o: Array, a: Array, target: Indices) -> Array:
+    """log E_z[p(y = t | z)] the same way."""
+    o = within_spread(o)
+    log_keep, log_drop = log_sigmoid(a), log_sigmoid(-a)
+    terms = []
+    for z in masks_of(o.shape[-1]):
+        seen = z if z.any() else ~z
+        log_p = np.full_like(o, -np.inf)
+        log_p[:, seen] = log_softmax(o[:, seen])
+        terms.append(np.where(z, log_keep, log_drop).sum(-1) + at(log_p, target))
+    result: Array = logsumexp(np.stack(terms), axis=0)
+    return result
+
+
+def expected_nll(o: Array, b: Array, target: Indices) -> Array:
+    """E_{z ~ q}[-log p(y = t | z)], where q keeps the target."""
+    o = within_spread(o)
+    total = np.zeros(len(o))
+    log_keep, log_drop = put(log_sigmoid(b), target, 0.0), put(log_sigmoid(-b), target, 0.0)
+    for z in masks_of(o.shape[-1]):
+        kept = z[target]
+        if not kept.any():
+            continue
+        prior = np.exp(np.where(z, log_keep, log_drop).sum(-1))
+        log_p = np.zeros_like(o)
+        log_p[:, z] = log_softmax(o[:, z])
+        total += np.where(kept, prior * -at(log_p, target), 0.0)
+    return total
+
+
+def two_levels(num_rivals: int, lead: float, a: float) -> dict[str, float]:
+    """One class leads K - 1 equal ones by ``lead``, all are kept alike: sums over how many rivals were kept.
+
+    With m ~ Binomial(K - 1, rho), these are the leader's predictive probability and its expected nll, for any K.
+    """
+    m = np.arange(num_rivals + 1.0)
+    log_keep, log_drop = float(log_sigmoid(np.array(a))), float(log_sigmoid(np.array(-a)))
+    log_choose = gammaln(num_rivals + 1) - gammaln(m + 1) - gammaln(num_rivals - m + 1)
+    p_m = np.exp(log_choose + m * log_keep + (num_rivals - m) * log_drop)
+    p_m /= p_m.sum()  # gammaln of large numbers costs digits, the same for all m near the peak
+    rivals = m * np.exp(-lead)
+    all_dropped = p_m[0] * np.exp(log_drop)
+    leader = np.exp(log_keep) * (p_m / (1 + rivals)).sum() + all_dropped / (1 + num_rivals * np.exp(-lead))
+    return {"predictive": float(leader), "expected_nll": float((p_m * np.log1p(rivals)).sum())}
+
+
+# --- a referee in 40 digits --------------------------------------------------------------------------------------
+
+
+def referee(o: list[float], a: list[float], r: list[float], target: int) -> dict[str, float]:
+    """The same numbers for one row with mpmath, straight from the definitions: judges the functions above."""
+    with mpmath.workdps(60):
+        o_, a_, r_ = ([mpmath.mpf(x) for x in values] for values in (o, a, r))
+        top = max(o_)
+        rho = [1 / (1 + mpmath.exp(-x)) for x in a_]
+        g = [1 / (1 + mpmath.exp(-x - y)) for x, y in zip(a_, r_, strict=True)]
+        mean, nll, divergence = mpmath.mpf(0), mpmath.mpf(0), -mpmath.log(rho[target])
+        for z in itertools.product([0, 1], repeat=len(o)):
+            prior = mpmath.fprod(p if kept else 1 - p for p, kept in zip(rho, z, strict=True))
+            weights = [mpmath.exp(x - top) * (kept or not any(z)) for x, kept in zip(o_, z, strict=True)]
+            p = weights[target] / sum(weights)
+            mean += prior * p
+            if z[target]:
+                others = [(p_, kept) for k, (p_, kept) in enumerate(zip(g, z, strict=True)) if k != target]
+                nll -= mpmath.fprod(p_ if kept else 1 - p_ for p_, kept in others) * mpmath.log(p)
+        for k, (p, q) in enumerate(zip(rho, g, strict=True)):
+            if k != target:
+                divergence += sum(x * mpmath.log(x / y) for x, y in ((q, p), (1 - q, 1 - p)) if x)
+        coin = -sum(x * mpmath.log(x) for p in rho for x in (p, 1 - p) if x)
+        taught = sum(mpmath.log(1 + mpmath.exp(-x if k == target else x)) for k, x in enumerate(r_))
+        found = {"predictive": mean, "expected_nll": nll, "kl": divergence, "entropy": coin, "auxiliary": taught}
+        return {name: float(value) for name, value in found.items()}
+
+
+# --- the terms of each head --------------------------------------------------------------------------------------
+
+
+def terms_of(
+    options: dict[str, Any], logits: Logits, target: Indices, u: Array, dtype: np.dtype[Any]
+) -> dict[str, Array]:
+    """Return each term of each row's loss, as ``Head.loss(reduction="none")`` should; ``options`` are its config()."""
+    name, num_classes, smoothing = options["name"], options["num_classes"], options["label_smoothing"]
+    o = logits["classifier"]
+    weight = np.ones(num_classes) if options["class_weight"] is None else np.asarray(options["class_weight"], float)
+    even = np.ones_like(o)
+    nothing = np.zeros_like(o)
+    if name == "softmax":
+        terms = {"cross_entropy": nll_of(o, nothing, target, smoothing, even, weight)}
+    elif name == "sparsemax":
+        terms = {"cross_entropy": sparsemax_loss(o, target, smoothing) * weight[target]}
+    elif name in ("random-dropmax", "sampled-softmax"):
+        kept = _kept(name, options, u, target, num_classes, dtype)
+        terms = {
+            "cross_entropy": nll_of(o, np.where(kept, 0.0, -np.inf), target, smoothing, kept.astype(np.float64), weight)
+        }
+    else:
+        terms = _attention_terms(name, options, logits, target, u, smoothing, weight, dtype)
+    return {k: v if k == "cross_entropy" else v * weight[target] for k, v in terms.items()}
+
+
+def _kept(
+    name: str, options: dict[str, Any], u: Array, target: Indices, num_classes: int, dtype: np.dtype[Any]
+) -> NDArray[np.bool_]:
+    if name == "random-dropmax":
+        chosen = u < float(dtype.type(options["retain"]))
+        return put(chosen.astype(np.float64), target, 1.0) > 0
+    count = 1 + max(1, round(options["fraction"] * (num_classes - 1)))
+    rank = np.argsort(np.argsort(put(u, target, -1.0), -1, kind="stable"), -1, kind="stable")
+    return rank < count
+
+
+def _attention_terms(
+    name: str,
+    options: dict[str, Any],
+    logits: Logits,
+    target: Indices,
+    u: Array,
+    smoothing: float,
+    weight: Array,
+    dtype: np.dtype[Any],
+) -> dict[str, Array]:
+    o = logits["classifier"]
+    even = np.ones_like(o)
+    if name == "dropmax-softmax-retain":
+        log_p = np.minimum(log_softmax(o), -np.finfo(dtype).eps)  # documented: a p of 1 counts as a little less
+        a = log_p - np.log(-np.expm1(log_p))
+    else:
+        a = logits["retain"]
+    if name.startswith("deterministic"):
+        terms = {"cross_entropy": nll_of(o, log_sigmoid(a), target, smoothing, even, weight)}
+        return terms | ({"auxiliary": auxiliary(a, target)} if name == "deterministic-dropmax" else {})
+    likelihood = options.get("likelihood", "sampled")
+    if likelihood == "marginal":
+        return {"cross_entropy": -log_marginal(o, a, target) * weight[target], "entropy": entropy(a)}
+    b = a if name == "dropmax-qp" else (a + logits["correction"]).astype(dtype).astype(np.float64)
+    if name == "dropmax-unmasked":
+        nll = nll_of(o, np.zeros_like(o), target, smoothing, even, weight)
+    elif likelihood == "exact":
+        nll = expected_nll(o, b, target) * weight[target]
+    else:
+        nll = _sampled(o, b, target, u, smoothing, weight, options, dtype)
+    if name == "dropmax-qp":
+        return {"cross_entropy": nll, "kl": -log_sigmoid(at(a, target)), "entropy": entropy(a)}
+    r = logits["correction"]
+    shift = float(np.log(o.shape[-1] - 1)) if options["prior_correction"] else 0.0
+    return {
+        "cross_entropy": nll,
+        "kl": kl(a, a + r, target),
+        "entropy": entropy(a),
+        "auxiliary": auxiliary(r, target, shift),
+    }
+
+
+def _sampled(
+    o: Array,
+    b: Array,
+    target: Indices,
+    u: Array,
+    smoothing: float,
+    weight: Array,
+    options: dict[str, Any],
+    dtype: np.dtype[Any],
+) -> Array:
+    epsilon = options["epsilon"]
+    found = []
+    for one in u if u.ndim == 3 else [u]:
+        log_z = put(relaxed_log_mask(b, one, options["temperature"], np.finfo(dtype).eps / 2), target, 0.0)
+        left = np.logaddexp(log_z, np.log(epsilon))
+        found.append(nll_of(o, left, target, smoothing, np.exp(log_z), weight))
+    return np.mean(found, 0)

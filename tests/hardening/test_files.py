@@ -1,0 +1,285 @@
+"""The campaign of malformed files: it passes, its damage is worth something, and it notices every way to fail."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+
+from dropmax.data import load
+from dropmax.data.images import decode
+from dropmax.data.tables import read_csv, read_features
+from dropmax.errors import DataError, DropMaxError, InvalidType, InvalidValue, RunError
+from dropmax.experiments import Store, plan_study
+from dropmax.experiments.plan import grid_points
+from dropmax.files import parse_json
+from dropmax.recipes import load_recipe, parse_toml
+from dropmax.terminal import printable
+from dropmax.training import RunDirectory
+from hardening import data_files, files, image_files, run_files, table_files
+from hardening.campaign import Outcome
+
+
+def test_every_file_ends_well(tmp_path: Path) -> None:
+    outcome = files.run(short=True, seed=0, scratch=tmp_path)
+    assert outcome.failures == []
+    assert outcome.tried == 300
+    assert set(outcome.counts) == {"read", "refused"}
+    assert set(outcome.details["by kind"]) == set(files.KINDS)
+    assert outcome.counts["read"] > 40, "files so damaged that only the first check is tested"
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_a_case_is_made_again_from_its_number(tmp_path: Path) -> None:
+    def make(folder: Path, number: int) -> dict[str, bytes]:
+        with contextlib.suppress(DropMaxError):
+            files.replay(number, 7, folder)
+        return {
+            str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+        }
+
+    for number in range(12):
+        assert make(tmp_path / f"a{number}", number) == make(tmp_path / f"b{number}", number)
+    assert make(tmp_path / "c", 1) != make(tmp_path / "d", 2)
+
+
+def tried(read: Callable[[Path], object], tmp_path: Path, cases: int = 3) -> Outcome:
+    outcome = Outcome()
+    kinds: dict[str, files.Kind] = {"it": (1, lambda rng, folder: None, read)}
+    files.try_cases(outcome, cases, 0, tmp_path, kinds, lambda step: None)
+    assert outcome.tried == cases
+    return outcome
+
+
+def test_every_way_to_fail_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(folder: Path) -> object:
+        return {"something": folder}["nothing"]
+
+    assert tried(wrong, tmp_path).counts == {"other error": 3}
+    assert (
+        tried(wrong, tmp_path).failures[0].startswith("case 0 of seed 0, it: other error: KeyError at test_files.py:")
+    )
+    assert tried(lambda folder: np.float32(1e38) * np.float32(1e38), tmp_path).counts == {"other error": 3}
+
+    crashes = tried(lambda folder: os.kill(os.getpid(), signal.SIGSEGV), tmp_path)
+    assert crashes.counts == {"crash": 3}
+    assert f"signal {int(signal.SIGSEGV)}" in crashes.failures[0]
+
+    monkeypatch.setattr(files, "PATIENCE", 1.0)
+    assert tried(lambda folder: time.sleep(60), tmp_path, cases=1).counts == {"hang": 1}
+
+    monkeypatch.setattr(files, "PATIENCE", 60.0)
+    monkeypatch.setattr(files, "MEMORY", 50 << 20)
+    assert tried(lambda folder: np.ones(20 << 20).sum(), tmp_path, cases=1).counts == {"too large": 1}
+    assert tried(lambda folder: np.ones(1 << 20).sum(), tmp_path, cases=2).counts == {"read": 2}
+    monkeypatch.setattr(files, "ADDRESS_SPACE", 1 << 30)
+    assert tried(lambda folder: bytearray(1 << 31), tmp_path, cases=1).counts == {"other error": 1}
+
+    def busy(folder: Path) -> None:
+        while time.process_time() < end:
+            pass
+
+    end = 0.0
+    monkeypatch.setattr(files, "SECONDS", -1.0)
+    assert tried(busy, tmp_path, cases=1).counts == {"too slow": 1}
+
+    def wordless(folder: Path) -> None:
+        raise DataError
+
+    monkeypatch.setattr(files, "SECONDS", 5.0)
+    assert tried(wordless, tmp_path, cases=1).failed == 1
+
+
+# --- what the campaign found, each held fast by a test of its own -----------------------------------------------
+
+
+def test_one_long_cell_does_not_decide_the_memory_of_a_table(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("x,y,label\n" + "1,2,a\n" * 3000 + f"0.{'1' * 100_000},2,b\n")
+    assert read_csv(path).train.inputs.shape == (3001, 2)
+    path.write_text("x,y,label\n1,2,a\n" + f"1,2,{'b' * 300}\n")
+    with pytest.raises(DataError, match="line 3: a label has 300 characters"):
+        read_csv(path)
+
+
+@pytest.mark.parametrize("packing", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_arrays_packed_without_bounds_are_refused(tmp_path: Path, packing: int) -> None:
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", packing) as archive:
+        archive.writestr("x.npy", b"\x93NUMPY")
+    with pytest.raises(DataError, match=r"packed in a way that np\.savez never uses"):
+        load(tmp_path / "a.npz")
+
+
+def test_bombs_are_refused_before_they_are_unpacked(tmp_path: Path) -> None:
+    (tmp_path / "a.npz").write_bytes(table_files.npz_of_zeros(60_000, 1200))
+    with pytest.raises(DataError, match="would take 72 MB, more than 100 times its size"):
+        load(tmp_path / "a.npz")
+    (tmp_path / "a.png").write_bytes(image_files.png_of_zeros(40_000, 40_000))
+    with pytest.raises(DataError, match="too many pixels"):
+        decode(tmp_path / "a.png", 16)
+    (tmp_path / "images").write_bytes(data_files._gzip_of_zeros(400_000))
+    (tmp_path / "labels").write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 1, 7]))
+    with pytest.raises(DataError, match="no file of MNIST has more"):
+        data_files.read_mnist_files(tmp_path)
+
+
+def test_a_jpeg_of_very_many_passes_is_refused(tmp_path: Path) -> None:
+    from dropmax.explorer.images import open_upload
+
+    data = image_files.pictures()["progressive.jpg"]
+    place = data.index(b"\xff\xc2") + 5
+    for size, scans, sound in ((24, 100, True), (4000, 5, True), (4000, 3000, False)):
+        large = data[:place] + size.to_bytes(2, "big") * 2 + data[place + 4 :]
+        scan = large[large.rindex(b"\xff\xda") : -2]
+        (tmp_path / "a.jpg").write_bytes(large[:-2] + scan * scans + b"\xff\xd9")
+        for read in (lambda path: decode(path, 16), lambda path: open_upload(path.read_bytes())):
+            if sound:
+                read(tmp_path / "a.jpg")
+            else:
+                with pytest.raises(DataError, match="more passes over its pixels than any sound"):
+                    read(tmp_path / "a.jpg")
+
+
+def test_labels_that_are_no_whole_numbers_of_64_bits_are_refused(tmp_path: Path) -> None:
+    for labels in (np.array([0, 2**63 + 1], np.uint64), np.array([0.0, 1e300])):
+        np.savez(tmp_path / "a.npz", x=np.zeros((2, 3)), y=labels)
+        with pytest.raises(DataError, match="too large for the number of a class"):
+            load(tmp_path / "a.npz")
+    np.savez(tmp_path / "a.npz", x=np.zeros((2, 3)), y=np.array([0, 1]), classes=np.array([], dtype="U1"))
+    with pytest.raises(DataError, match="classes must be distinct strings"):
+        load(tmp_path / "a.npz")
+
+
+def test_parquet_tables_are_looked_over_before_they_are_read(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"length": np.zeros(9_000_000), "label": np.zeros(9_000_000, np.int8)}), path)
+    with pytest.raises(DataError, match="would take 144 MB"):
+        read_features(path)
+    for names in (["cat", "dog"], [3, 4]):  # a dictionary, as pandas writes categories
+        column = pa.array([names[k % 2] for k in range(20)]).dictionary_encode()
+        pq.write_table(pa.table({"length": np.arange(20.0), "label": column}), path)
+        assert load(path).classes == tuple(map(str, names))
+    pq.write_table(pa.table({"length": np.arange(20.0), "label": ["a", "b" * 300] * 10}), path)
+    with pytest.raises(DataError, match="a label has 300 characters"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "says"),
+    [
+        ("x = " + "[" * 5000 + "]" * 5000, InvalidValue, "nested too deep"),
+        ("x = " + "9" * 5000, InvalidValue, "not valid TOML"),
+        ("[heads]\nsoftmax = 3", InvalidType, r"\[heads\.softmax\] must be a table"),
+        ("[network]\nname = 'mlp'\nhidden = 1979-05-27", InvalidType, "must be a text, a number"),
+        ("[network]\nname = 'mlp'\n'a b' = 1", InvalidValue, "is not the name of an option"),
+        (f"[training]\nlearning_rate = {10**400}", InvalidValue, "must be finite"),
+    ],
+)
+def test_recipes_that_no_one_could_write_out_again(
+    tmp_path: Path, text: str, error: type[Exception], says: str
+) -> None:
+    whole = {
+        "data": "[data]\nname = 'mnist-1k'\n",
+        "head": "[head]\nname = 'softmax'\n",
+        "network": "[network]\nname = 'mlp'\n",
+    }
+    rest = "".join(table for name, table in whole.items() if f"[{name}]" not in text)
+    (tmp_path / "a.toml").write_text(f"{rest}{text}\n")
+    with pytest.raises(error, match=says):
+        load_recipe(tmp_path / "a.toml")
+
+
+def test_a_character_that_toml_wants_spelt_out() -> None:
+    recipe = load_recipe("mnist-1k").override({"data.name": "a\x7fb"})
+    assert parse_toml(recipe.to_toml(), "it")["data"]["name"] == "a\x7fb"
+
+
+def test_plans_without_end_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValue, match="a grid of 1,000,000 points"):
+        grid_points({name: range(100) for name in "abc"})
+    (tmp_path / "a.toml").write_text(run_files._STUDY.replace("runs = 3", f"runs = {10**9}"))
+    with pytest.raises(InvalidValue, match="--runs must be at most 1,000"):
+        plan_study(tmp_path / "a.toml")
+
+
+def test_results_are_looked_over(tmp_path: Path) -> None:
+    plan, results = run_files._results()
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    name, result = next(iter(results.items()))
+    for change, says in (
+        ({"seed": "0"}, "its seed is '0'"),
+        ({"test": {"mean": {"error": float("nan"), "nll": 1, "ece": 1}}}, "test.mean.error is nan"),
+        ({"test": {"mean": {"error": 1}}}, "it lacks one of ece, error, nll of test"),
+        ({"status": "failed"}, "no 'reason'"),
+        ({"status": "begun"}, "its status is 'begun'"),
+        ({"provenance": {}}, "no 'versions'"),
+    ):
+        run_files._write_json(Random(0), tmp_path / "runs" / name, result, damaged=False)
+        changed = {key: value for key, value in (result | change).items() if key != "sha256"}
+        import hashlib
+
+        changed["sha256"] = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()
+        (tmp_path / "runs" / name).write_text(json.dumps(changed))
+        with pytest.raises(RunError, match=says):
+            Store(tmp_path).results()
+    (tmp_path / "runs" / name).write_text("[" * 100_000)
+    with pytest.raises(RunError, match="nested too deep"):
+        Store(tmp_path).results()
+    assert parse_json('{"a": [1]}') == {"a": [1]}
+
+
+def test_checkpoints_that_ask_for_memory(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", run_files.small_recipe(), {})
+    path = run.path / "checkpoint-000001.pt"
+    torch.save({"epoch": 1, "model": {"w": torch.zeros(1).expand(1000, 1000, 1000)}}, path)
+    with pytest.raises(RunError, match="without the numbers for it"):
+        run.load_checkpoint()
+    torch.save({"epoch": 1, "model": {}, "x": bytearray(5)}, path)
+    with pytest.raises(RunError, match="more than weights and numbers"):
+        run.load_checkpoint()
+    with zipfile.ZipFile(path) as sound:
+        parts = {info.filename: sound.read(info) for info in sound.infolist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in parts.items():
+            archive.writestr(name, content)
+    with pytest.raises(RunError, match="its parts are packed"):
+        run.load_checkpoint()
+    (run.path / "metrics.jsonl").write_text("5\n")
+    with pytest.raises(RunError, match="line 1 is not that of epoch 1"):
+        run.metrics()
+    (run.path / "environment.json").write_text("[]")
+    with pytest.raises(RunError, match=r"it holds \[\], not a table"):
+        run.environment()
+
+
+def test_names_of_files_need_not_be_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DROPMAX_CACHE", str(tmp_path / "cache"))
+    for label in ("cat", "dog"):
+        (tmp_path / "set" / label).mkdir(parents=True)
+        for k in range(4):
+            name = os.fsencode(tmp_path / "set" / label) + b"/%d\xff.png" % k
+            Path(os.fsdecode(name)).write_bytes(image_files.pictures()["colour.png"])
+    assert len(load(tmp_path / "set", image_size=8).classes) == 2
+    Path(os.fsdecode(os.fsencode(tmp_path / "set") + b"/\xff")).mkdir()
+    with pytest.raises(DataError, match=r"has the class '\\udcff', which is not text"):
+        load(tmp_path / "set", image_size=8)
+
+
+def test_what_a_terminal_would_obey_is_spelt_out() -> None:
+    assert printable("a\x1b[2J\x9b\u202e\udcff\n") == r"a\x1b[2J\x9b\u202e\udcff\n"
+    assert printable("Zoë 漢字 – ok") == "Zoë 漢字 – ok"
+    assert printable("a\nb\tc", keep="\n") == "a\nb\\tc"
