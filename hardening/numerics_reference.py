@@ -54,8 +54,8 @@ def nll_of(o: Array, log_z: Array, target: Indices, smoothing: float, spread: Ar
     if not smoothing:
         return nll
     spread = spread / spread.sum(-1, keepdims=True)
-    terms = np.where(spread > 0, spread * weight * -np.maximum(log_p, -1e300), 0.0)
-    return (1 - smoothing) * nll + smoothing * terms.sum(-1)
+    of_kept = -np.where(spread > 0, log_p, 0.0)  # 0 * inf is 0 here
+    return (1 - smoothing) * nll + smoothing * (spread * weight * of_kept).sum(-1)
 
 
 def relaxed_log_mask(b: Array, u: Array, temperature: float, edge: float) -> Array:

@@ -29,7 +29,18 @@ def test_gradcheck(index: int) -> None:
 @dtypes
 @pytest.mark.parametrize("index", range(5))
 @pytest.mark.parametrize(
-    ("spread", "retain"), [(0.0, 0.0), (3.0, 2.0), (50.0, 20.0), (3.0, 20.0), (1e4, 5.0), (1e4, 20.0)]
+    ("spread", "retain"),
+    [
+        (0.0, 0.0),
+        (3.0, 2.0),
+        (50.0, 20.0),
+        (3.0, 20.0),
+        (1e4, 5.0),
+        (1e4, 20.0),
+        (3.0, 100.0),
+        (1e4, 50.0),
+        (1e4, 100.0),
+    ],
 )
 def test_gradient_of_the_sum_over_masks(dtype: torch.dtype, index: int, spread: float, retain: float) -> None:
     logits, retain_logits, target = draw(6, (20, 6), spread, retain, dtype)

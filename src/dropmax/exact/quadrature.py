@@ -28,12 +28,14 @@ BLOCK_WIDTH = 16.0  # in u, see LARGEST_LOG_W
 
 WIDEST_GAP = 48.0  # neighbouring logits further apart than this are moved to this distance; between them u jumps ...
 AFTER_GAP = 12.0  # ... this far behind the upper class, which has settled (x > 1e5), and 36 before the lower begins
+LARGEST_RETAIN = 1e5  # so that any class has settled behind a gap; retain logits above count as this
 WIDEST_SPREAD = float(1 << 20)  # a class further below the top one than this (or at -inf) is put here
 
 # A factor settles soon after x = 1. Where it has, two limits keep the arithmetic fast and finite: exp is a hundred
 # times slower where its result underflows, and x exp(-x) must vanish without 0 * inf.
 LARGEST_LOG_W = 7.0  # with this, x is at most exp(7 + 16) within a block ...
-LARGEST_X = {torch.float32: 60.0, torch.float64: 300.0}  # ... and x exp(-this) is nothing
+LARGEST_X = {torch.float32: 60.0, torch.float64: 300.0}  # ... and x exp(-this) is nothing, even divided by f, unless
+SATURATED = {torch.float32: 20.0, torch.float64: 40.0}  # a class has a larger retain logit: then 1 - rho is exp(-a)
 
 
 class Rule(NamedTuple):
@@ -118,7 +120,7 @@ class Walk:
 
     def __init__(self, logits: Tensor, retain_logits: Tensor, step: float | None, target: Tensor | None = None) -> None:
         self.rule = rule_for(logits.dtype, step)
-        self.logits, self.retain_logits = logits, retain_logits
+        self.logits, self.retain_logits = logits, retain_logits.clamp_max(LARGEST_RETAIN)
         lowest, largest = logits.amin(-1, keepdim=True), logits.amax(-1, keepdim=True)
         far = largest.masked_fill(largest.abs() < WIDEST_SPREAD, 0.0)
         if bool(far.any()):  # so far from zero, whole numbers are no longer exact: move the row to where they are
@@ -136,7 +138,7 @@ class Walk:
         # The floor keeps every factor positive. It is far too small to be seen in F, but not in log F.
         self.retain = torch.sigmoid(retain_logits)
         self.drop = torch.neg(retain_logits).sigmoid_().clamp_min_(1e-30)
-        self.below_floor = bool(len(logits)) and not float(retain_logits.amax()) <= 40
+        self.saturated = bool(len(logits)) and not float(retain_logits.amax()) <= SATURATED[logits.dtype]
         if target is not None:
             self.target = target[:, None]
             self.retain.scatter_(-1, self.target, 0.0)
@@ -186,7 +188,7 @@ class Walk:
             s = torch.exp(position - origin)
             # The subtrahend is exact, so that a logit is rounded once, and next to nothing where its x is about 1.
             log_w = logits - (shift - origin)
-            if self.below_floor:
+            if self.saturated:
                 settled_x = s[:, None] * log_w.clamp_max(30.0).exp_()[:, None]
             w = log_w.clamp_max_(LARGEST_LOG_W).exp_()
             kept, half_dropped, factor, scratch = workspace((len(logits), len(s), logits.shape[-1]), logits)
@@ -200,13 +202,18 @@ class Walk:
                 torch.mul(kept, -0.5, out=half_dropped).add_(0.5)
             torch.addcmul(drop, retain, kept, out=factor)
             log_factor = torch.log(factor, out=scratch)
-            if self.below_floor:
+            if self.saturated:
                 exact = torch.logaddexp(-settled_x, -retain_logits)
-                torch.where((retain_logits > 40) & (retain > 0) & (settled_x > 30), exact, log_factor, out=log_factor)
+                far_out = (retain_logits > SATURATED[logits.dtype]) & (retain > 0) & (settled_x > 10)
+                torch.where(far_out, exact, log_factor, out=log_factor)
             log_product = log_factor.sum(-1)
             if compensate:  # give back what rounding took: the exact factor is 1 - retain (1 - exp(-x))
                 log_product -= torch.sub(factor, 1.0, out=scratch).addcmul_(retain, half_dropped, value=2).sum(-1)
             kept.div_(factor)
+            if self.saturated:  # rho exp(-x)/f = sigmoid(a - x), (1 - rho)/f = sigmoid(x - a): no floor, no largest x
+                torch.where(far_out, torch.sigmoid(retain_logits - settled_x), kept, out=kept)
+                stay = torch.sigmoid(settled_x - retain_logits)
+                torch.where(far_out, drop / torch.maximum(stay, drop), factor, out=factor)
             log_product.clamp_max_(0.0)  # rounding may lift it just above
             yield Block(origin, position, weights[first:last], s, w, kept, half_dropped, factor, log_product)
 
