@@ -10,9 +10,10 @@ import pytest
 from hardening.campaign import CAMPAIGNS
 
 ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
-    for line in (ROOT / "docs/reliability.md").read_text(encoding="utf-8").partition("## Promises")[2].splitlines()
+    for line in PAGE.partition("## Promises\n")[2].partition("\n## ")[0].splitlines()
     if line.startswith("|") and not re.fullmatch(r"[|\- ]+", line)
 ][1:]
 
