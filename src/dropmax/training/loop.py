@@ -31,6 +31,10 @@ __all__ = ["Interrupted", "load_data", "resume", "train"]
 _CHECK_EVERY = {"cpu": 1}
 
 
+#: Weights and moments smaller than this are as good as none, and soon so small that they cost time.
+_VANISHED = 1e-30
+
+
 class Interrupted(RunError):
     """Training was stopped by the user; the message says how to go on.
 
@@ -262,6 +266,7 @@ def _epoch(
 
     if sums is None:
         raise InvalidValue("there is nothing to train on: the training split is empty")
+    _forget_what_vanished(optimizer)
     means = (ranks.sum(sums) / count).tolist()
     row: dict[str, Any] = {
         "epoch": epoch + 1,
@@ -294,6 +299,21 @@ def _refuse_non_finite(names: list[str], sums: Tensor, step: int, learning_rate:
                 f"the loss term {name!r} is no longer finite at step {step}: try a lower learning rate than "
                 f"{learning_rate:g} (--set training.learning_rate=...) or training.clip_norm=1.0"
             )
+
+
+def _forget_what_vanished(optimizer: torch.optim.Optimizer) -> None:
+    """Set weights and moments below 1e-30 to zero.
+
+    Weight decay shrinks the weights of dead units until they are subnormal, and then a CPU takes some hundred cycles
+    for each of them at every product: after 700 epochs of `mnist-1k.paper`, 4 % of a layer's weights made it 25 times
+    slower. Nothing else changes: against Adam's epsilon of 1e-8 such moments round away. (Flushing by the processor,
+    ``torch.set_flush_denormal``, holds for one thread only, and for all of a user's process.)
+    """
+    with torch.no_grad():
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            for x in (parameter, *optimizer.state.get(parameter, {}).values()):
+                if isinstance(x, Tensor) and x.is_floating_point() and x.dim():
+                    x.masked_fill_(x.abs() < _VANISHED, 0.0)
 
 
 def _optimizer(model: Classifier, recipe: Recipe) -> torch.optim.Optimizer:
