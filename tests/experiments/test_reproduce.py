@@ -19,6 +19,8 @@ import pytest
 from dropmax.errors import DropMaxError
 from dropmax.experiments import Plan, Store, plan_study, plan_table, reproduce
 from dropmax.experiments.estimate import estimate_seconds
+from dropmax.experiments.progress import Progress
+from dropmax.experiments.schedule import Schedule
 from dropmax.experiments.worker import run_job
 
 TINY: dict[str, Any] = {"training.epochs": 1, "data.train_size": 50, "data.validation_size": 50}
@@ -104,6 +106,19 @@ def test_estimates_grow_with_the_epochs() -> None:
         return found
 
     assert seconds(10_000) > 20 * seconds(10)
+
+
+def test_the_time_left_counts_the_epochs_of_runs_under_way(tmp_path: Path) -> None:
+    two = plan({**TINY, "training.epochs": 100}, runs=2, tune=False)
+    (group,) = two.groups
+    store = Store(tmp_path / "out")
+    store.join(two, "dropmax")
+    progress = Progress({group.key: 60.0}, workers=2, quiet=True)
+    first, second = group.run_jobs({}, 2)
+    schedule = Schedule(two, store)
+    assert progress.seconds_left(schedule) == 60
+    assert progress.seconds_left(schedule, [(first, 50), (second, 50)]) == pytest.approx(30)
+    assert progress.seconds_left(schedule, [(first, 100), (second, 25)]) == pytest.approx(45)  # nobody helps the other
 
 
 # --- whole plans -------------------------------------------------------------------------------------------------

@@ -56,37 +56,49 @@ class Progress:
         """Show the runs under way; each comes with its scratch directory, where that can be looked into from here."""
         if self.quiet:
             return
+        is_due = time.monotonic() - self.printed >= _SECONDS_BETWEEN_LINES
+        if self._live is None and not is_due:
+            return
+        rows = [(job, {} if work is None else _last_rows(work / "metrics.jsonl")) for job, work in busy]
+        summary = self._summary(schedule, [(job, row.get("epoch", 0)) for job, row in rows])
+        lines = [_spell(job, row) for job, row in rows]
         if self._live is not None:
             from rich.text import Text
 
-            lines = [self._summary(schedule), *("  " + _spell(job, work) for job, work in busy)]
-            self._live.update(Text("\n".join(lines)))
-        elif time.monotonic() - self.printed >= _SECONDS_BETWEEN_LINES:
+            self._live.update(Text("\n  ".join([summary, *lines])))
+        else:
             self.printed = time.monotonic()
-            rows = [_spell(job, work) for job, work in busy]
-            print("; ".join([self._summary(schedule), *rows[:2]]), file=sys.stderr, flush=True)
+            print("; ".join([summary, *lines[:2]]), file=sys.stderr, flush=True)
 
-    def _summary(self, schedule: Schedule) -> str:
+    def _summary(self, schedule: Schedule, under_way: Sequence[tuple[Job, int]]) -> str:
         failed = len(schedule.failed())
         text = f"{len(schedule.results)} of {schedule.plan.count} runs done" + (f", {failed} failed" if failed else "")
-        left = self.seconds_left(schedule)
+        left = self.seconds_left(schedule, under_way)
         if left is None:
             return text
         end = datetime.datetime.now() + datetime.timedelta(seconds=left)
         return f"{text}, about {spell_seconds(left)} left (until {end:%a %H:%M})"
 
-    def seconds_left(self, schedule: Schedule) -> float | None:
-        """Estimate the time to the end: the warm-up's guess, corrected by how the finished runs compare with theirs."""
+    def seconds_left(self, schedule: Schedule, under_way: Sequence[tuple[Job, int]] = ()) -> float | None:
+        """Estimate the time to the end: the warm-up's guess, corrected by how the finished runs compare with theirs.
+
+        Runs under way come with the epochs they have done. The end is no nearer than that of the longest of them.
+        """
         expected = {group.key: self.estimates.get(group.key, 0.0) for group in schedule.plan.groups}
         total = sum(expected[group.key] * (len(group.points) + schedule.plan.runs) for group in schedule.plan.groups)
         if not total:
             return None
         done = list(schedule.results.values())
         gone = sum(expected[result["group"]] for result in done)
+        longest = 0.0
+        for job, epochs in under_way:
+            share = min(1.0, epochs / job.recipe.training.epochs)
+            gone += expected[job.group] * share
+            longest = max(longest, expected[job.group] * (1 - share))
         timed = [result for result in done if result["status"] == "done" and not result.get("resumed")]
         guess = sum(expected[result["group"]] for result in timed)
         factor = sum(result.get("seconds", 0.0) for result in timed) / guess if guess else 1.0
-        return max(0.0, total - gone) * factor / self.workers
+        return max(0.0, (total - gone) / self.workers, longest) * factor
 
 
 def spell_seconds(seconds: float) -> str:
@@ -102,9 +114,8 @@ def spell_seconds(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
 
 
-def _spell(job: Job, work: Path | None) -> str:
+def _spell(job: Job, row: dict[str, Any]) -> str:
     name = job.id.split("/", 1)[1]
-    row = None if work is None else _last_rows(work / "metrics.jsonl")
     if not row:
         return name
     text = f"{name}: epoch {row['epoch']}/{job.recipe.training.epochs}"
