@@ -36,7 +36,7 @@ def draw(subject: Subject) -> tuple[Any, str]:
             curves = [([row["epoch"] for row in each], [value(row) for row in each]) for each in rows]  # noqa: B023
             draw_band(panel, curves, colour, line, label=label)  # noqa: B023
 
-        band(panels[0], lambda row: row["masks"]["retain_target"], "-", style.plain(label, 40))
+        band(panels[0], lambda row: row["masks"]["retain_target"], "-", style.plain(label, 60))
         band(panels[0], lambda row: row["masks"]["retain_rivals"], "--")
         band(panels[1], lambda row: row["masks"]["posterior_rivals"], "--")
         for term, line in (("kl", "-"), ("entropy", "--"), ("auxiliary", ":")):
@@ -48,12 +48,13 @@ def draw(subject: Subject) -> tuple[Any, str]:
         panel.set(xlabel="epoch")
     for panel in panels[:2]:
         panel.set_ylim(0, 1)
-    panels[0].plot([], [], color="black", linestyle="-", label="target")
-    panels[0].plot([], [], color="black", linestyle="--", label="rivals")
+    figure.legend(loc="outside upper center", ncol=2, fontsize=7)  # the methods, above all panels
+    for line, who in (("-", "target"), ("--", "rivals")):
+        panels[0].plot([], [], color="black", linestyle=line, label=who)
     for line, term in (("-", "KL"), ("--", "entropy"), (":", "auxiliary")):
         panels[2].plot([], [], color="black", linestyle=line, label=term)
     panels[2].set_yscale("log")
-    panels[0].legend(fontsize=7)
+    panels[0].legend(handles=panels[0].lines[-2:], fontsize=7)
     panels[2].legend(fontsize=7)
     last = {label: runs[0].log[-1].get("masks", {}) for label, runs in masked.methods().items()}
     ends = "; ".join(

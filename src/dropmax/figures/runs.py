@@ -21,7 +21,7 @@ from dropmax.errors import DataError, RunError
 from dropmax.evaluation import Outputs
 from dropmax.files import parse_json
 from dropmax.functional import _wide
-from dropmax.heads import Head
+from dropmax.heads import PAPER_OBJECTIVE, Head
 from dropmax.heads.masked import MaskedHead
 from dropmax.recipes import DataOptions, Recipe
 from dropmax.training import RunDirectory, TrainedModel, load_data, load_model
@@ -223,4 +223,7 @@ def _label(recipe: Recipe, rivals: Sequence[Recipe]) -> str:
     keys = dict.fromkeys(key for settings in (mine, *others) for key in settings)
     differing = [key for key in keys if any(other.get(key, missing) != mine.get(key, missing) for other in others)]
     shown = [f"{key.split('.', 1)[1]}={mine[key]}" for key in differing if key in mine]
+    printed = [f"{name}={value}" for name, value in PAPER_OBJECTIVE.items()]
+    if set(printed) <= set(shown):  # four settings with one name
+        shown = ["as printed", *(text for text in shown if text not in printed)]
     return str(recipe.head["name"]) + (f" ({', '.join(shown)})" if shown else "")
