@@ -307,9 +307,6 @@ def _straightness(kind: str, growth: Sequence[dict[str, Any]]) -> list[dict[str,
 
 def tables(rows: Sequence[dict[str, Any]]) -> list[Table]:
     """Return the table of aims, and the growth."""
-    aims = Table(title="DropMax / softmax", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for column in ("what", "ratio", "95 %", "aim", "floor", ""):
-        aims.add_column(column, justify="left" if column in ("what", "") else "right", no_wrap=column != "what")
     growth = Table(
         title="Growth: a step of batch 64 with 128 features; memory beyond weights and gradients",
         title_justify="left",
@@ -323,14 +320,22 @@ def tables(rows: Sequence[dict[str, Any]]) -> list[Table]:
             memory = "" if row["beyond"] is None else f"{row['beyond'] / 1e6:.0f}"
             cells = (f"{1e3 * row['median']:.1f}", f"{row['ratio']:.2f}", memory)
             growth.add_row(f"{row['classes']:,}", row["growth"], *cells)
-        else:
-            interval = f"{row['ratio_low']:.2f}-{row['ratio_high']:.2f}" if "ratio_low" in row else ""
-            sign = "> " if row.get("at_least") else "< "
-            floor = "" if row["floor"] is None else f"{row['floor']:g}"
-            verdict = {True: "met", False: "missed", None: "unclear"}[row["met"]] if row["aim"] else ""
-            aim = f"{sign}{row['aim']:g}" if row["aim"] else ""
-            aims.add_row(row["what"], f"{row['ratio']:.2f}", interval, aim, floor, verdict)
-    return [aims, growth]
+    return [aims_table("DropMax / softmax", [row for row in rows if "growth" not in row]), growth]
+
+
+def aims_table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
+    """Return a table of ratios beside what they should be; a row without an aim is there for comparison."""
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("what", "ratio", "95 %", "aim", "floor", ""):
+        table.add_column(column, justify="left" if column in ("what", "") else "right", no_wrap=column != "what")
+    for row in rows:
+        interval = f"{row['ratio_low']:.2f}-{row['ratio_high']:.2f}" if "ratio_low" in row else ""
+        sign = "> " if row.get("at_least") else "< "
+        floor = "" if row["floor"] is None else f"{row['floor']:g}"
+        verdict = {True: "met", False: "missed", None: "unclear"}[row["met"]] if row["aim"] else ""
+        aim = f"{sign}{row['aim']:g}" if row["aim"] else ""
+        table.add_row(row["what"], f"{row['ratio']:.2f}", interval, aim, floor, verdict)
+    return table
 
 
 def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
