@@ -236,6 +236,26 @@ def test_what_the_target_pays_survives_a_huge_correction() -> None:
     assert D.auxiliary(r, torch.tensor([0, 0, 1])).tolist() == pytest.approx([0.0, 2e4, math.log(2)], rel=1e-6)
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 5), (5,)])
+def test_sparsemax_takes_rows_of_any_batch(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    o = torch.randn(shape, dtype=F64, requires_grad=True)
+    target, weight = torch.randint(5, shape[:-1]), torch.randn(shape, dtype=F64)
+
+    def loss(o: torch.Tensor, target: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return D.sparsemax_loss(o, target, label_smoothing=0.3).sum() + (D.sparsemax(o) * weight).sum()
+
+    (found,) = torch.autograd.grad(loss(o, target, weight), o)
+    rows = o.detach().reshape(-1, 5).requires_grad_()
+    (expected,) = torch.autograd.grad(loss(rows, target.reshape(-1), weight.reshape(-1, 5)), rows)
+    torch.testing.assert_close(found.reshape(-1, 5), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, F64])
+def test_mean_logits_keep_the_dtype(dtype: torch.dtype) -> None:
+    assert D.mean_logits(torch.zeros(2, dtype=dtype), torch.zeros(2, dtype=dtype)).dtype == dtype
+
+
 def test_label_smoothing_of_sparsemax_does_not_overflow() -> None:
     o = torch.full((1, 4), torch.finfo(torch.float32).min / 2).scatter(-1, torch.tensor([[1]]), 0.0)
     assert D.sparsemax_loss(o, torch.tensor([1]), label_smoothing=0.2).isfinite()
