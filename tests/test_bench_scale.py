@@ -49,9 +49,14 @@ def growth_row(kind: str, classes: int, seconds: float, peak: float, ratio: floa
 def test_straight_lines_are_told_from_bent_ones(last: float, met: bool, tmp_path: Path) -> None:
     rows = [growth_row("dropmax", k, 1e-6 * k, 1e3 * k, 3.2) for k in (1_000, 10_000, 100_000)]
     rows.append(growth_row("dropmax", 1_000_000, last, 1e9, 3.5))
+    rows += [
+        growth_row("linear + cross_entropy", k, 2e-6 * k if k > 1_000 else 0.01, 1e3 * k, 1.0) for k in (1_000, 10_000)
+    ]
     table = bench_scale._growth_rows(rows)
-    assert [row["met"] for row in table] == [True, met, True]
+    # a million classes; time and memory from 1,000 on and from 10,000 on; softmax for comparison, without a verdict
+    assert [row["met"] for row in table] == [True, met, True, met, True, None, None]
     assert table[1]["ratio"] == pytest.approx(last)
+    assert table[5]["ratio"] == pytest.approx(5)
     output = io.StringIO()
     for drawn in bench_scale.tables(rows + table):
         Console(file=output, width=120).print(drawn)
