@@ -16,7 +16,7 @@ from scipy import stats
 
 from dropmax.experiments import Store, holm, make_table, plan_study, plan_table, write_tables
 from dropmax.experiments.paper import COLUMNS, PAPER, ROWS
-from dropmax.experiments.render import to_csv, to_dict, to_html, to_markdown, to_tex
+from dropmax.experiments.render import print_table, to_csv, to_dict, to_html, to_markdown, to_tex
 from dropmax.experiments.worker import failure
 from dropmax.heads import HEADS
 from tests.experiments.results import fill
@@ -148,6 +148,19 @@ def test_markdown_marks_the_best_and_the_tied(store: Store) -> None:
     assert re.fullmatch(r"2\.99 ± 0\.\d\d† \[6\.57 ± 0\.17\]", lines["Sparsemax"])
     assert re.fullmatch(r"4\.14 ± 0\.\d\d \[7\.09 ± 0\.46\]", lines["Base Softmax"])
     assert lines["Random DropMax"] == "not run [7.19 ± 0.57]"
+
+
+def test_the_table_on_the_screen_has_the_columns_that_were_run(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_table(make_table(store))
+    text = capsys.readouterr().out
+    row = next(line for line in text.splitlines() if line.strip().startswith("Base Softmax"))
+    assert "4.14 ± 0.18" in row
+    assert "7.09 ± 0.46" in row
+    assert "MNIST-1K" in text
+    assert "MNIST-5K" not in text
+    assert text.count("†") >= 2, "two heads are not told from the best, and the note says what the sign means"
 
 
 def test_csv_has_every_cell_and_reads_back(store: Store) -> None:
