@@ -173,7 +173,7 @@ def damage_tree(rng: Random, tree: Any, most: int = 3) -> Any:
             if _is_there(other, place) and _is_there(holder, key):
                 holder[key] = copy.deepcopy(other[place])
         elif isinstance(holder[key], (int, float)):
-            holder[key] = rng.choice((-1, 2, 0.5, 1000)) * holder[key]
+            holder[key] = rng.choice((-1, 2, 1000)) * holder[key]  # not 0.5: it may be 10**400
     return tree
 
 

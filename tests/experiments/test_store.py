@@ -11,6 +11,7 @@ import pytest
 from dropmax.errors import RunError
 from dropmax.experiments import Plan, Store, plan_table
 from dropmax.experiments.schedule import Schedule, best_point
+from dropmax.experiments.store import _check_result
 from dropmax.experiments.worker import failure
 from tests.experiments.results import fill, result
 
@@ -238,3 +239,20 @@ def test_a_full_disk_fails_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             run_job(job, tmp_path / "work")
     assert checkpoint.stat().st_ino == begun.st_ino
     assert run_job(job, tmp_path / "work")["status"] == "done"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"status": "failed", "reason": "x", "test": 3},
+        {"status": "failed", "reason": "x", "validation": {"mean": [1]}},
+        {"provenance": None},
+        {"provenance": {"versions": [["python", "3"]], "machine": {"processor": "", "cores": 2}, "commit": None}},
+    ],
+)
+def test_parts_of_the_wrong_kind_are_found_before_a_table_is_made(store: Store, change: dict[str, object]) -> None:
+    file = store.path / "runs" / "mnist-1k.released.softmax.seed0.json"
+    whole = json.loads(file.read_text())
+    _check_result(whole)
+    with pytest.raises((ValueError, TypeError, AttributeError)):  # all of which become "is damaged"
+        _check_result({**whole, **change})

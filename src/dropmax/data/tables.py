@@ -247,7 +247,11 @@ def _labels(path: Path, name: str, values: NDArray[Any]) -> NDArray[Any]:
             raise DataError(f"{path}: {name} holds {values[fraction][0]}; labels are whole numbers or names")
     if values.dtype.kind == "U":
         return values
-    if values.dtype.kind in "uf" and len(values) and (values.max() >= 2.0**63 or values.min() < -(2.0**63)):
+    if (
+        values.dtype.kind in "uf"
+        and len(values)
+        and not -(2.0**63) <= float(values.min()) <= float(values.max()) < 2.0**63
+    ):
         raise DataError(f"{path}: {name} holds {values.max()}, too large for the number of a class")
     return values.astype(np.int64)
 

@@ -225,20 +225,21 @@ def _check_result(result: dict[str, Any]) -> None:
         raise ValueError(f"its reason is {result['reason']!r:.60}")
     if not 0 <= result.get("seconds", 0.0) < math.inf:
         raise ValueError(f"it took {result['seconds']!r:.60} seconds")
-    parts = ["validation", "test"] if result["kind"] == "runs" else ["validation"]
-    for part in parts if result["status"] == "done" else []:
-        needed = (
-            {"error", "nll", "ece"} if part == "test" else {"error", "nll"}
-        )  # what tables show, what tuning compares
-        if not needed <= result[part]["mean"].keys():
+    for part, needed in {"validation": {"error", "nll"}, "test": {"error", "nll", "ece"}}.items():
+        if part not in result and (result["status"] == "failed" or (part == "test" and result["kind"] != "runs")):
+            continue
+        if not isinstance(result[part], dict):
+            raise ValueError(f"its {part} is {result[part]!r:.60}")
+        # What tables show and tuning compares; a run that failed may have got as far as this or not.
+        if result["status"] == "done" and not needed <= result[part]["mean"].keys():
             raise ValueError(f"it lacks one of {', '.join(sorted(needed))} of {part}")
         for mode, values in result[part].items():
             for metric, value in values.items():
                 if type(value) not in (int, float) or not math.isfinite(value):
                     raise ValueError(f"{part}.{mode}.{metric} is {value!r:.60}")
-    origin = result.get("provenance")
-    if origin is not None:
-        dict(origin["versions"]), origin["machine"]["processor"], origin["machine"]["cores"]
+    if "provenance" in result:
+        origin = result["provenance"]
+        origin["versions"].items(), origin["machine"]["processor"], origin["machine"]["cores"]
         if not isinstance(origin["commit"], (str, type(None))):
             raise ValueError("its commit is no text")
 
