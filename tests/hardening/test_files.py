@@ -156,7 +156,7 @@ def test_labels_that_are_no_whole_numbers_of_64_bits_are_refused(tmp_path: Path)
         np.savez(tmp_path / "a.npz", x=np.zeros((2, 3)), y=labels)
         with pytest.raises(DataError, match="too large for the number of a class"):
             load(tmp_path / "a.npz")
-    np.savez(tmp_path / "a.npz", x=np.zeros((2, 3)), y=np.array([0, 1], np.float16))
+    np.savez(tmp_path / "a.npz", x=np.zeros((40, 3)), y=np.array([0, 1] * 20, np.float16))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # 2**63 is more than half a float's width can hold
         assert load(tmp_path / "a.npz").num_classes == 2
