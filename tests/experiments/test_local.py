@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dropmax.errors import InvalidValue, RunError
+from dropmax.errors import RunError
 from dropmax.experiments import Store, plan_table
 from dropmax.experiments.local import _gpu, _hear, _Worker
 from dropmax.experiments.schedule import Schedule
@@ -50,22 +50,3 @@ def test_an_idle_workers_death_costs_nothing_and_its_request_to_stop_ends_all(tm
     assert (schedule.left, schedule.failed()) == (1, {})
     with pytest.raises(RunError, match="the disk is full"):
         _hear(worker, '{"stop": "the disk is full"}', schedule, {})
-
-
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"study": "many-classes", "heads": "softmax"}, "a --study names its own variants"),
-        ({"study": "many-classes", "tune": False}, "a --study names its own variants"),
-        ({"data": []}, "name the columns to reproduce"),
-    ],
-)
-def test_a_plan_that_was_asked_for_wrongly(asked: dict[str, object], message: str) -> None:
-    from dropmax.cli.reproduce import _plan
-
-    usual: dict[str, object] = {
-        "data": ["mnist-1k"], "study": None, "recipe": None, "heads": "all", "runs": None, "tune": True,
-        "schedule_scale": 1.0, "train_size": 0, "settings": [],
-    }  # fmt: skip
-    with pytest.raises(InvalidValue, match=message):
-        _plan(**{**usual, **asked})  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dropmax.cli.reproduce import _plan
 from dropmax.errors import DropMaxError, InvalidType, InvalidValue
 from dropmax.experiments import Job, plan_study, plan_table, study_names
 from dropmax.experiments.plan import TUNING_SEED
@@ -196,3 +197,20 @@ def test_a_study_that_is_not_there(tmp_path: Path) -> None:
         plan_study(tmp_path / "nowhere.toml")
     with pytest.raises(InvalidValue, match="no study 'mnist-ablation': did you mean 'mnist-1k-ablation'"):
         plan_study("mnist-ablation")
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"study": "many-classes", "heads": "softmax"}, "a --study names its own variants"),
+        ({"study": "many-classes", "tune": False}, "a --study names its own variants"),
+        ({"data": []}, "name the columns to reproduce"),
+    ],
+)
+def test_a_plan_that_was_asked_for_wrongly(asked: dict[str, object], message: str) -> None:
+    usual: dict[str, object] = {
+        "data": ["mnist-1k"], "study": None, "recipe": None, "heads": "all", "runs": None, "tune": True,
+        "schedule_scale": 1.0, "train_size": 0, "settings": [],
+    }  # fmt: skip
+    with pytest.raises(InvalidValue, match=message):
+        _plan(**{**usual, **asked})  # type: ignore[arg-type]

@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from dropmax import PAPER_OBJECTIVE
 from dropmax.errors import DropMaxError, InvalidValue, RunError
 from dropmax.figures import contours
 from dropmax.figures.registry import FIGURES, Made, Needs, make_figures
-from dropmax.figures.runs import load_runs
+from dropmax.figures.runs import _label, load_runs
+from dropmax.figures.subject import Subject
+from dropmax.recipes import load_recipe
 
 pytest.importorskip("matplotlib", reason="needs matplotlib (the extra `figures`)")
 
@@ -234,3 +237,21 @@ def test_every_figure_says_what_it_needs() -> None:
     for figure in FIGURES.values():
         assert figure.needs.words()
         assert len(figure.caption) > 50
+
+
+def test_the_printed_objective_is_named_and_not_spelled_out() -> None:
+    default = load_recipe("cifar-100-5k", "small")
+    printed = default.override({f"head.{name}": value for name, value in PAPER_OBJECTIVE.items()})
+    assert _label(printed, [default]) == "dropmax (as printed)"
+    assert _label(default, [printed]) == "dropmax"
+    half = default.override({"head.mask_gradient": True})
+    assert _label(half, [default]) == "dropmax (mask_gradient=True)"
+
+
+def test_a_subject_without_runs_says_what_it_lacks() -> None:
+    nothing = Subject([])
+    assert nothing.recorded_pair() == []
+    with pytest.raises(RunError, match="learns masks"):
+        nothing.with_masks()
+    with pytest.raises(RunError, match="the head softmax"):
+        nothing.pair()

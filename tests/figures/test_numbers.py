@@ -10,15 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dropmax import PAPER_OBJECTIVE, exact
-from dropmax.errors import RunError
+from dropmax import exact
 from dropmax.evaluation import Outputs, confusable
 from dropmax.figures import condition, confusion_graph, noise, style
 from dropmax.figures.examples import top_and_bottom
 from dropmax.figures.retain_profiles import sampled_predictions
-from dropmax.figures.runs import _label
-from dropmax.figures.subject import Subject
-from dropmax.recipes import load_recipe
 
 
 def _problem(seed: int, classes: int = 4, rows: int = 5) -> tuple[Tensor, Tensor, Tensor]:
@@ -148,21 +144,3 @@ def test_names_are_never_mathematics(text: str) -> None:
     assert "\n" not in shown
     assert shown.count("$") == shown.count("\\$")
     assert len(shown.replace("\\$", "$")) <= 24
-
-
-def test_the_printed_objective_is_named_and_not_spelled_out() -> None:
-    default = load_recipe("cifar-100-5k", "small")
-    printed = default.override({f"head.{name}": value for name, value in PAPER_OBJECTIVE.items()})
-    assert _label(printed, [default]) == "dropmax (as printed)"
-    assert _label(default, [printed]) == "dropmax"
-    half = default.override({"head.mask_gradient": True})
-    assert _label(half, [default]) == "dropmax (mask_gradient=True)"
-
-
-def test_a_subject_without_runs_says_what_it_lacks() -> None:
-    nothing = Subject([])
-    assert nothing.recorded_pair() == []
-    with pytest.raises(RunError, match="learns masks"):
-        nothing.with_masks()
-    with pytest.raises(RunError, match="the head softmax"):
-        nothing.pair()

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from dropmax.heads import base
-from hardening import not_finite, numerics
+from hardening import not_finite, numerics, numerics_inputs
 from hardening import numerics_reference as reference
 from hardening.campaign import Outcome
 
-SOFTMAX = numerics.Subject("softmax", {}, "loss")
+SOFTMAX = numerics_inputs.Subject("softmax", {}, "loss")
 
 
 def test_short_form(tmp_path: Path) -> None:
@@ -30,9 +30,9 @@ def test_short_form(tmp_path: Path) -> None:
     assert 0 < row["ordinary max"] < 1e-6
 
 
-def tried(subject: numerics.Subject, dtype: torch.dtype = torch.float32) -> Outcome:
+def tried(subject: numerics_inputs.Subject, dtype: torch.dtype = torch.float32) -> Outcome:
     outcome = Outcome()
-    numerics.try_batch(subject, numerics.draw(0, 20, 3, dtype), dtype, numerics.Errors(), outcome, seed=0)
+    numerics.try_batch(subject, numerics_inputs.draw(0, 20, 3, dtype), dtype, numerics.Errors(), outcome, seed=0)
     return outcome
 
 
@@ -63,7 +63,7 @@ def test_a_wrong_loss_and_a_gradient_of_nan_are_seen(
 
 
 def test_a_wrong_probability_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    subject = numerics.Subject("dropmax", {}, "exact")
+    subject = numerics_inputs.Subject("dropmax", {}, "exact")
     assert tried(subject, torch.bfloat16).failed == 0
     from dropmax import exact
 
@@ -95,7 +95,7 @@ def test_a_wrong_reference_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("dtype", numerics.DTYPES.values())
 def test_a_batch_holds_what_it_says(dtype: torch.dtype) -> None:
-    batch = numerics.draw(0, 200, 5, dtype)
+    batch = numerics_inputs.draw(0, 200, 5, dtype)
     everything = torch.stack(list(batch.logits.values())).double()
     assert everything.isfinite().all()
     assert batch.ordinary.sum() >= 50
@@ -103,7 +103,7 @@ def test_a_batch_holds_what_it_says(dtype: torch.dtype) -> None:
     assert everything.abs().max() > min(1e30, limits.max / 10)
     assert ((everything != 0) & (everything.abs() < limits.tiny)).any()  # subnormal
     assert (everything == everything[..., :1]).all(-1).any()  # all equal
-    head, features = numerics.head_with(numerics.Subject("dropmax", {}, "mean"), batch, dtype)
+    head, features = numerics_inputs.head_with(numerics_inputs.Subject("dropmax", {}, "mean"), batch, dtype)
     expected = batch.logits["correction"]
     torch.testing.assert_close(head.correction(features), expected, rtol=0, atol=limits.tiny)
 

@@ -20,7 +20,8 @@ from dropmax import metrics
 from dropmax.errors import DropMaxError, InvalidValue, MissingDependency, RunError
 from dropmax.evaluation import predict
 from dropmax.recipes import Recipe, load_recipe
-from dropmax.training import RunDirectory, load_data, load_model, loop, resume, train
+from dropmax.training import RunDirectory, load_data, load_model, resume, train
+from dropmax.training import optimizer as optimizer_
 
 FILES = ("metrics.jsonl", "model.safetensors", "recipe.toml")
 
@@ -225,14 +226,14 @@ def test_weights_that_vanish_end_at_zero_and_not_in_slow_subnormal_numbers() -> 
             optimizer.step()
         least.append(float(weight.detach()[0].abs()))
         others = weight.detach()[1].clone(), optimizer.state[weight]["exp_avg"][1].clone()
-        loop._forget_what_vanished(optimizer)
+        optimizer_.forget_what_vanished(optimizer)
         assert others == (weight.detach()[1], optimizer.state[weight]["exp_avg"][1])
-    assert any(0 < x < loop._VANISHED for x in least), "nothing vanished: the test tests nothing"
+    assert any(0 < x < optimizer_.VANISHED for x in least), "nothing vanished: the test tests nothing"
     assert [float(x[0]) for x in (weight.detach(), optimizer.state[weight]["exp_avg"])] == [0, 0]
 
 
 def test_every_epoch_forgets_what_vanished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "_VANISHED", 1e-3)
+    monkeypatch.setattr(optimizer_, "VANISHED", 1e-3)
     train(small(), tmp_path / "run", quiet=True)
     weights = load_model(tmp_path / "run").model.state_dict()
     assert not any(((x != 0) & (x.abs() < 1e-3)).any() for x in weights.values())

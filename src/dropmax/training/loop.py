@@ -25,6 +25,7 @@ from dropmax.provenance import provenance
 from dropmax.recipes import Recipe
 from dropmax.training.callbacks import Callback, Callbacks, make_callbacks
 from dropmax.training.distributed import Ranks, process_group
+from dropmax.training.optimizer import forget_what_vanished, make_optimizer
 from dropmax.training.progress import Progress
 from dropmax.training.rundir import RunDirectory
 from dropmax.training.trained import build, save_model
@@ -33,9 +34,6 @@ __all__ = ["Interrupted", "load_data", "resume", "train"]
 
 #: Look for a loss that is not finite every step where that is free, and now and then where it stalls the device.
 _CHECK_EVERY = {"cpu": 1}
-
-#: Weights and moments smaller than this are as good as none, and soon so small that they cost time.
-_VANISHED = 1e-30
 
 
 class Interrupted(RunError):
@@ -156,7 +154,7 @@ def _train(
     model = build(recipe, data.input_shape, data.num_classes).to(device)
     layout = torch.channels_last if options.channels_last and data.is_images else torch.contiguous_format
     model = model.to(memory_format=layout)  # type: ignore[call-overload]
-    optimizer = _optimizer(model, recipe)
+    optimizer = make_optimizer(model, recipe)
     scaler = torch.amp.GradScaler(device.type, enabled=options.precision == "float16" and device.type == "cuda")
     order = torch.Generator().manual_seed(options.seed)
     batches = Batches(
@@ -303,7 +301,7 @@ def _epoch(
 
     if sums is None:
         raise InvalidValue("there is nothing to train on: the training split is empty")
-    _forget_what_vanished(optimizer)
+    forget_what_vanished(optimizer)
     means = (ranks.sum(sums) / count).tolist()
     row: dict[str, Any] = {
         "epoch": epoch + 1,
@@ -341,30 +339,6 @@ def _advice(learning_rate: float) -> str:
     return (
         f"try a lower learning rate than {learning_rate:g} (--set training.learning_rate=...) or training.clip_norm=1.0"
     )
-
-
-def _forget_what_vanished(optimizer: torch.optim.Optimizer) -> None:
-    """Set weights and moments below 1e-30 to zero.
-
-    Weight decay shrinks the weights of dead units until they are subnormal, and then a CPU takes some hundred cycles
-    for each of them at every product: after 700 epochs of `mnist-1k.paper`, 4 % of a layer's weights made it 25 times
-    slower. Nothing else changes: against Adam's epsilon of 1e-8 such moments round away. (Flushing by the processor,
-    ``torch.set_flush_denormal``, holds for one thread only, and for all of a user's process.)
-    """
-    with torch.no_grad():
-        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-            for x in (parameter, *optimizer.state.get(parameter, {}).values()):
-                if isinstance(x, Tensor) and x.is_floating_point() and x.dim():
-                    x.masked_fill_(x.abs() < _VANISHED, 0.0)
-
-
-def _optimizer(model: Classifier, recipe: Recipe) -> torch.optim.Optimizer:
-    options = recipe.training
-    groups = model.param_groups(options.weight_decay, exempt=options.decay_exempt)
-    if options.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=options.learning_rate, momentum=options.momentum, fused=True)
-    kind = torch.optim.Adam if options.optimizer == "adam" else torch.optim.AdamW
-    return kind(groups, lr=options.learning_rate, fused=True)
 
 
 def _restore(
