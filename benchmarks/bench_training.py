@@ -16,6 +16,7 @@ from dropmax.data import Batches, Dataset, normalise
 from dropmax.recipes import Recipe, load_recipe
 from dropmax.training import build, load_data, loop
 from dropmax.training.distributed import Ranks
+from dropmax.training.optimizer import make_optimizer
 from dropmax.training.progress import Progress
 
 AIM = 1.05
@@ -44,7 +45,7 @@ def _model(recipe: Recipe, data: Dataset) -> tuple[nn.Module, torch.optim.Optimi
     torch.manual_seed(0)
     layout = torch.channels_last if recipe.training.channels_last else torch.contiguous_format
     model = build(recipe, data.input_shape, data.num_classes).to(memory_format=layout)  # type: ignore[call-overload]
-    return model, loop._optimizer(model, recipe), layout
+    return model, make_optimizer(model, recipe), layout
 
 
 def _by_hand(recipe: Recipe, data: Dataset) -> Callable[[], None]:

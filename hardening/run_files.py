@@ -23,7 +23,8 @@ from dropmax.experiments import Store, make_table, plan_study, plan_table
 from dropmax.experiments.render import FORMATS
 from dropmax.recipes import Recipe, load_recipe
 from dropmax.training import RunDirectory, build, load_model
-from dropmax.training.loop import _optimizer, _restore
+from dropmax.training.loop import _restore
+from dropmax.training.optimizer import make_optimizer
 from hardening.mutations import WORDS, damage_bytes, damage_text, damage_tree, nested
 
 _TOML_WORDS = (
@@ -96,7 +97,7 @@ def _state() -> dict[str, Any]:
     recipe = small_recipe()
     torch.manual_seed(0)
     model = build(recipe, (4,), 3)
-    optimizer = _optimizer(model, recipe)
+    optimizer = make_optimizer(model, recipe)
     total, _ = model(torch.randn(6, 4), torch.arange(6) % 3)
     total.backward()
     optimizer.step()
@@ -174,7 +175,7 @@ def read_checkpoint(folder: Path) -> object:
     model = build(recipe, (4,), 3)
     try:
         return _restore(
-            checkpoint, model, _optimizer(model, recipe), torch.amp.GradScaler("cpu", enabled=False),
+            checkpoint, model, make_optimizer(model, recipe), torch.amp.GradScaler("cpu", enabled=False),
             torch.Generator(), recipe, run,
         )  # fmt: skip
     finally:
