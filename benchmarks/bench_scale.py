@@ -62,24 +62,25 @@ def step_of(kind: str, features: Tensor, target: Tensor, num_classes: int) -> tu
     size = features.shape[-1]
     loss: Callable[[], Tensor]
     if kind == "linear + cross_entropy":
-        module: nn.Module = nn.Linear(size, num_classes)
-        loss = lambda: F.cross_entropy(module(features), target)  # noqa: E731
+        linear = nn.Linear(size, num_classes)
+        module: nn.Module = linear
+        loss = lambda: F.cross_entropy(linear(features), target)  # noqa: E731
     elif kind == "linear_cross_entropy":
-        module = nn.Linear(size, num_classes)
-        loss = lambda: F.linear_cross_entropy(features, module.weight, target, linear_bias=module.bias)  # noqa: E731
+        module = linear = nn.Linear(size, num_classes)
+        loss = lambda: F.linear_cross_entropy(features, linear.weight, target, linear_bias=linear.bias)  # noqa: E731
     elif kind == "adaptive softmax":
         cutoffs = [num_classes // 50, num_classes // 5]
         module = nn.AdaptiveLogSoftmaxWithLoss(size, num_classes, cutoffs)
         loss = lambda: module(features, target).loss  # noqa: E731
     else:
-        module = DropMax(size, num_classes)
-        loss = lambda: module.loss(features, target).total  # type: ignore[operator]  # noqa: E731
+        module = head = DropMax(size, num_classes)
+        loss = lambda: head.loss(features, target).total  # noqa: E731
 
     def step() -> None:
         module.zero_grad()
         features.grad = None
         blocked.compile_blocks(kind == COMPILED)
-        loss().backward()  # type: ignore[no-untyped-call]
+        loss().backward()
         blocked.compile_blocks(False)
 
     return module, step
@@ -111,7 +112,7 @@ def _compiled_step(kind: str, features: Tensor, target: Tensor, num_classes: int
     def step() -> None:
         module.zero_grad()
         features.grad = None
-        loss(features).backward()
+        loss(features).backward()  # type: ignore[no-untyped-call]
 
     return step
 
@@ -136,7 +137,7 @@ def _network_rows(quick: bool) -> list[dict[str, Any]]:
 def _training_step(model: Classifier, optimizer: torch.optim.Optimizer, images: Tensor, labels: Tensor) -> Step:
     def step() -> None:
         optimizer.zero_grad()
-        model(images, labels).total.backward()  # type: ignore[union-attr]
+        model(images, labels).total.backward()
         optimizer.step()
 
     return step
@@ -193,7 +194,7 @@ def _be_a_child(
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here: importing has one of its own
     before = _resident("VmRSS")
     module, step = step_of(kind, features, target, num_classes)
-    times = []
+    times: list[float] = []
     start = time.perf_counter()
     while len(times) < 2 or (time.perf_counter() - start < seconds and len(times) < 20):
         began = time.perf_counter()

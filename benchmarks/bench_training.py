@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
-from torch import nn
 
 from benchmarks import harness
+from dropmax.classifier import Classifier
 from dropmax.data import Batches, Dataset, normalise
 from dropmax.recipes import Recipe, load_recipe
 from dropmax.training import build, load_data, loop
@@ -41,7 +41,7 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
     return rows
 
 
-def _model(recipe: Recipe, data: Dataset) -> tuple[nn.Module, torch.optim.Optimizer, torch.memory_format]:
+def _model(recipe: Recipe, data: Dataset) -> tuple[Classifier, torch.optim.Optimizer, torch.memory_format]:
     torch.manual_seed(0)
     layout = torch.channels_last if recipe.training.channels_last else torch.contiguous_format
     model = build(recipe, data.input_shape, data.num_classes).to(memory_format=layout)  # type: ignore[call-overload]
@@ -54,9 +54,9 @@ def _by_hand(recipe: Recipe, data: Dataset) -> Callable[[], None]:
     labels = data.train.labels
 
     def epoch() -> None:
-        for rows in torch.randperm(len(labels)).split(recipe.training.batch_size):
+        for rows in torch.split(torch.randperm(len(labels)), recipe.training.batch_size):
             optimizer.zero_grad()
-            model.head.loss(model.net(inputs[rows]), labels[rows]).total.backward()
+            model.head.loss(model.net(inputs[rows]), labels[rows]).total.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
 
     return epoch

@@ -40,7 +40,7 @@ _COVTYPE_SHARES = (0.365, 0.488, 0.061, 0.005, 0.016, 0.030, 0.035)
 
 
 def _covtype_like(seed: int) -> tuple[Any, Any]:
-    return make_classification(
+    inputs, labels = make_classification(
         n_samples=6000,
         n_features=54,
         n_informative=12,
@@ -51,6 +51,7 @@ def _covtype_like(seed: int) -> tuple[Any, Any]:
         flip_y=0.02,
         random_state=seed,
     )
+    return inputs, labels
 
 
 DATA: dict[str, Callable[[int], tuple[Any, Any]]] = {

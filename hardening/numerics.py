@@ -228,7 +228,8 @@ def _fair_rows(subject: Subject, batch: Batch, wide: torch.dtype) -> Tensor:
 
 def _sizes(inputs: int, seed: int) -> list[tuple[int, int, int]]:
     """Return seed, rows and classes of each batch, ``inputs`` rows together."""
-    found, left = [], inputs
+    found: list[tuple[int, int, int]] = []
+    left = inputs
     while left > 0:
         classes = CLASSES[len(found) % len(CLASSES)]
         most = max(1, min(ROWS, 10 * ROWS // classes, math.ceil(inputs / len(CLASSES))))
