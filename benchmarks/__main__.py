@@ -19,6 +19,7 @@ from rich.console import Console
 
 from benchmarks import harness
 from dropmax.errors import DropMaxError, InvalidValue, did_you_mean
+from dropmax.files import check_place
 
 SEED = 0
 _PREFIX = "bench_"
@@ -45,6 +46,7 @@ def main(arguments: Sequence[str] | None = None, console: Console | None = None)
                     f"unknown benchmark {name!r}:{did_you_mean(name, names())} The benchmarks are {', '.join(names())}"
                 )
         chosen = list(dict.fromkeys(options.name)) or names()
+        check_place(options.out)
         for name in chosen:  # all of them first: nobody should learn of an obstacle after minutes of measuring
             harness.check_replaceable(harness.result_path(options.out, name, options.quick), name)
         for name in chosen:

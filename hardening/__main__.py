@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dropmax.errors import DropMaxError, InvalidValue, did_you_mean
+from dropmax.files import check_place
 from hardening.campaign import CAMPAIGNS, Outcome, check_replaceable, result_path, write_outcome
 
 
@@ -35,6 +36,7 @@ def main(arguments: Sequence[str] | None = None, console: Console | None = None)
                     f"The campaigns are {', '.join(CAMPAIGNS)}"
                 )
         chosen = list(dict.fromkeys(options.name)) or list(CAMPAIGNS)
+        check_place(options.out)
         for name in chosen:  # all of them first: nobody should learn of an obstacle after hours
             check_replaceable(result_path(options.out, name, options.short), name)
         command = " ".join(["python -m hardening", *arguments])

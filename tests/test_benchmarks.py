@@ -181,6 +181,12 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         harness.write_result(tmp_path / "file" / "x.json", "x", [], {}, quick=False)
 
 
+@pytest.mark.usefixtures("fake_benchmark")
+def test_a_place_that_cannot_be_is_refused_before_anything_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("exact", "--out", "/dev/null/here") == (2, "")
+    assert capsys.readouterr().err.startswith("error: cannot write to /dev/null/here: /dev/null is not a directory")
+
+
 def test_an_unknown_benchmark_is_refused_with_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line.main(["haeds"]) == 2
     error = capsys.readouterr().err

@@ -17,7 +17,7 @@ try:
 except ImportError:  # Windows, where leftovers of killed processes stay
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["CannotWrite", "parse_json", "write_atomically"]
+__all__ = ["CannotWrite", "check_place", "parse_json", "write_atomically"]
 
 
 class CannotWrite(RunError):
@@ -26,6 +26,21 @@ class CannotWrite(RunError):
     >>> issubclass(CannotWrite, RunError)
     True
     """
+
+
+def check_place(directory: Path) -> None:
+    """Refuse a directory that cannot be made or written to: nobody should learn of it after hours of work.
+
+    >>> check_place(Path("new/and/empty"))
+    >>> check_place(Path("/dev/null/results"))
+    Traceback (most recent call last):
+    dropmax.files.CannotWrite: cannot write to /dev/null/results: /dev/null is not a directory; choose another --out
+    """
+    existing = next(place for place in (directory, *directory.absolute().parents) if place.exists())
+    if not existing.is_dir():
+        raise CannotWrite(f"cannot write to {directory}: {existing} is not a directory; choose another --out")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise CannotWrite(f"cannot write to {directory}: {existing} may not be written to; choose another --out")
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
