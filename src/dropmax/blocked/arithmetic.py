@@ -16,6 +16,7 @@ from torch import Tensor
 from dropmax.blocked.terms import RowTerms
 from dropmax.functional import logistic
 from dropmax.noise import combine
+from dropmax.objective import c_and_s, slope
 
 
 class Sums(NamedTuple):
@@ -110,17 +111,17 @@ def forward_block(
     #   KL = c(a) - c(b) - sign(b) r s(b), and |a| more where a and b differ in sign; for the target c(a) + max(-a, 0)
     # The sign of b = 0 may be either, but must not be 0.
     size = torch.abs(a, out=x2)
-    c, s = _c_and_s(size, x3, x4, x5, x6)
+    c, s = c_and_s(size, x3, x4, x5, x6)
     entropy = torch.addcmul(c, size, s, out=x4).sum(-1)
     at_target = _pick(c, column) + _pick(a, column).neg().clamp_min(0)
-    c_b, s = _c_and_s(torch.abs(b, out=x2), x3, x4, x6, x7)
+    c_b, s = c_and_s(torch.abs(b, out=x2), x3, x4, x6, x7)
     sign = torch.copysign(b.new_ones(()), b, out=x4)
     c.sub_(c_b).sub_(s.mul_(sign).mul_(r)).sub_(sign.mul_(a).clamp_max_(0))
     kl = _put(c, column, 0.0).sum(-1) + at_target
 
     shifted = torch.sub(r, base_rate, out=x0)
     at_target = _pick(shifted, column)
-    c, _ = _c_and_s(torch.abs(shifted, out=x2), x3, x4, x5, x6)
+    c, _ = c_and_s(torch.abs(shifted, out=x2), x3, x4, x5, x6)
     rivals = _put(shifted.clamp_min_(0), column, 0.0)
     auxiliary = c.add_(rivals).sum(-1) + at_target.neg().clamp_min(0)
 
@@ -189,16 +190,16 @@ def backward_block(
     on_o = _add_at(weighed if one_mask else torch.sum(weighed, 0, out=out_o), column, -on_nll)
 
     g = b.sigmoid_()
-    on_b = _put(_slope(r, g, x4 if out_b is None else out_b).mul_(on_kl), column, 0.0)
+    on_b = _put(slope(r, g, x4 if out_b is None else out_b).mul_(on_kl), column, 0.0)
     if mask_gradient:
         # d(z_k + epsilon)/db_k = z_k (1 - z_k) / temperature, which is 0 for z_t = 1
-        on_b.add_(_sum_samples(_slope(unmasked, z, x5 if one_mask else None)), alpha=1 / temperature)
+        on_b.add_(_sum_samples(slope(unmasked, z, x5 if one_mask else None)), alpha=1 / temperature)
     rising = torch.sub(r, base_rate, out=x5).sigmoid_()
     on_r = _add_at(torch.addcmul(on_b, rising, on_auxiliary, out=out_r), column, -on_auxiliary)
 
     # KL: rho - g, where the target has g = 1; entropy: -a rho (1 - rho)
     rho = torch.sigmoid(a, out=out_a)
-    spread = _slope(a, rho, x5)
+    spread = slope(a, rho, x5)
     on_a = rho.sub_(_put(g, column, 1.0)).mul_(on_kl).addcmul_(spread, on_entropy, value=-1)
     return on_o, on_a, on_r, on_b
 
@@ -206,27 +207,6 @@ def backward_block(
 def _fits(noise: tuple[Tensor, ...], place: Tensor | None) -> bool:
     """Say whether one mask, and not several, is to be drawn, so that ``place`` can hold it."""
     return place is not None and noise[0].dim() == 2
-
-
-def _slope(gradient: Tensor, sigmoid: Tensor, out: Tensor | None) -> Tensor:
-    """Return ``gradient * sigmoid * (1 - sigmoid)``."""
-    if out is None:
-        result: Tensor = torch.ops.aten.sigmoid_backward(gradient, sigmoid)
-        return result
-    torch.ops.aten.sigmoid_backward.grad_input(gradient, sigmoid, grad_input=out)
-    return out
-
-
-def _c_and_s(
-    size: Tensor, x1: Tensor | None, x2: Tensor | None, x3: Tensor | None, x4: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Return ``log(1 + exp(-size))``, in x3, and ``sigmoid(-size)``, in x1, for size >= 0."""
-    small = torch.neg(size, out=x1).exp_()
-    one_more = torch.add(small, 1, out=x2)
-    # log1p takes five times as long as log. What rounding took from 1 + small is added again: all of it where small is
-    # small, and where it is not, nobody sees it.
-    lost = torch.sub(small, torch.sub(one_more, 1, out=x4), out=x4)
-    return torch.log(one_more, out=x3).add_(lost), small.div_(one_more)
 
 
 def _put(x: Tensor, column: Tensor, value: float) -> Tensor:

@@ -145,21 +145,24 @@ class Head(nn.Module):
         weight = counts.to(terms["cross_entropy"].dtype)
         if self.class_weight is not None:
             weight = weight * self.class_weight.to(weight.dtype)[labels]
-        # The cross entropy has its class weights already: with label smoothing they differ from class to class.
-        weighted = {k: v * (counts if k == "cross_entropy" else weight) for k, v in terms.items()}
+        weights = weight
+        if self.class_weight is not None:
+            # The cross entropy has its class weights already: with label smoothing they differ from class to class.
+            weights = torch.stack([counts.to(weight.dtype) if k == "cross_entropy" else weight for k in terms])
+        # All terms at once: with few classes a step is short, and every call counts.
+        weighted = torch.stack(list(terms.values())) * weights
         if reduction == "none":
-            reduced = {k: v.reshape(target.shape) for k, v in weighted.items()}
+            weighted = weighted.reshape(-1, *target.shape)
         else:
-            reduced = {k: v.sum() for k, v in weighted.items()}
+            weighted = weighted.sum(-1)
             if reduction == "mean":
                 # Nothing to average over gives 0 with a zero gradient, never 0/0.
-                size = weight.sum()
-                size = torch.where(size > 0, size, torch.ones_like(size))
-                reduced = {k: v / size for k, v in reduced.items()}
+                weighted = weighted / weight.sum().clamp_min(torch.finfo(weight.dtype).tiny)
+        reduced = dict(zip(terms, weighted.unbind(), strict=True))
         total = coefficients["cross_entropy"] * reduced["cross_entropy"]
         for name, term in reduced.items():
             if name != "cross_entropy":
-                total = total + coefficients[name] * term
+                total = torch.add(total, term, alpha=coefficients[name])
         return Loss(self._finite("the losses", total), reduced)
 
     def predict_proba(
