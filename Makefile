@@ -9,7 +9,7 @@ demo: .venv/.demo
 	$(BIN)/dropmax demo
 
 test: .venv/.dev
-	$(BIN)/python -m pytest -q -n 2
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 check: .venv/.dev
 	$(BIN)/ruff format --check .
@@ -29,7 +29,7 @@ harden: .venv/.dev
 # Branches of src that the whole test suite takes; every run starts afresh.
 coverage: .venv/.dev
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -q -n 2
+	$(BIN)/coverage run -m pytest -q -n 2 --dist worksteal
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 

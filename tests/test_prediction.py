@@ -58,6 +58,22 @@ def test_predictions_row_by_row_are_those_of_the_whole_batch(mode: str) -> None:
     torch.testing.assert_close(found, whole.detach(), rtol=0, atol=0.05 if mode == "mc" else 1e-9)
 
 
+@pytest.mark.parametrize("mode", ["mean", "exact"])
+@pytest.mark.parametrize("name", ["dropmax", "dropmax-qp", "softmax"])
+def test_predictions_without_a_gradient_are_those_with_one_and_touch_nothing_else(name: str, mode: str) -> None:
+    head = make_head(name, 6, 5)
+    features = 1000 * torch.randn(4, 6)
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for linear in head.children():
+        linear.register_forward_hook(lambda module, inputs, output: seen.append((output, output.clone())))
+    with_gradient = head.predict_proba(features, mode)
+    for context in (torch.no_grad(), torch.inference_mode()):
+        with context:
+            assert torch.equal(head.predict_proba(features, mode), with_gradient)
+    assert len(seen) >= 3
+    assert all(torch.equal(kept, copied) for kept, copied in seen)
+
+
 @pytest.mark.usefixtures("small_blocks")
 def test_a_mean_topk_never_holds_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     head = DropMax(6, 230)

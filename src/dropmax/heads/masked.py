@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dropmax import exact
@@ -96,8 +97,8 @@ class MaskedHead(Head):
         if mode == "mean" and type(self).forward is not MaskedHead.forward:
             return super()._probabilities(features, mode, samples, generator)
         o, a = _wide(self.classifier(features)), _wide(self.retain(features))
-        if mode == "mean":  # the softmax of forward(features), without the digits that its dtype or large logits cost
-            return mean_logits(_from_highest(o), a).softmax(-1)
+        if mode == "mean":
+            return _mean_probabilities(o, a)
         return monte_carlo(o, a, samples, generator) if mode == "mc" else exact.predictive(o, a)
 
     def predictive_std(self, features: Tensor) -> Tensor:
@@ -109,6 +110,15 @@ class MaskedHead(Head):
         """Return rho(x): how much each class deserves attention."""
         check_features(features, self.in_features)
         return self._finite("retain probabilities", _wide(self.retain(features)).sigmoid())
+
+
+def _mean_probabilities(o: Tensor, a: Tensor) -> Tensor:
+    """Return the softmax of :func:`mean_logits`, without the digits that large logits cost."""
+    if torch.is_grad_enabled() or is_traced(o):
+        return mean_logits(_from_highest(o), a).softmax(-1)
+    log_rho = F.logsigmoid(a)
+    logits = _from_highest(o).add_(log_rho)
+    return torch.softmax(logits, -1, out=log_rho)  # finding memory takes as long as filling it
 
 
 def monte_carlo(
