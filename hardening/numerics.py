@@ -97,17 +97,22 @@ def try_batch(subject: Subject, batch: Batch, dtype: torch.dtype, errors: Errors
         outcome.count("finite input refused", rows)
         outcome.fail(f"{where}: finite input was refused: {refusal}")
         return
+    if not expected:
+        outcome.count("finite, too many masks to add up here", rows)
+        return
     tolerance = TOLERANCE[wide]
     if subject.options.get("likelihood") == "exact":
         tolerance = max(tolerance, TOLERANCE_OF_NLL)
-    wrong, fair = torch.zeros(rows, dtype=torch.bool), _fair_rows(subject, batch, wide)
+    fair = _fair_rows(subject, batch, wide)
+    wrong, unknown = torch.zeros(2, rows, dtype=torch.bool).unbind()
     for name, truth in expected.items():
         truth_, value = torch.from_numpy(np.ascontiguousarray(truth)), found[name].detach().double()
         if subject.options.get("likelihood") == "marginal" and name == "cross_entropy":
             truth_, value = truth_.clamp_max(HOPELESS), value.clamp_max(HOPELESS)
         error = (value - truth_).abs() if name == "probability" else (value - truth_).abs() / truth_.abs().clamp_min(1)
         error = error.amax(-1) if error.dim() == 2 else error
-        error = error.nan_to_num(nan=0.0)[fair]  # NaN: the reference does not judge
+        unknown |= error.isnan()  # NaN: the reference does not judge
+        error = error.nan_to_num(nan=0.0)[fair]
         errors.add("ordinary", error[batch.ordinary[fair]])
         errors.add("extreme", error[~batch.ordinary[fair]])
         wrong[fair] |= error > tolerance
@@ -115,8 +120,9 @@ def try_batch(subject: Subject, batch: Batch, dtype: torch.dtype, errors: Errors
             row = int(fair[error.argmax()])
             outcome.fail(f"{where}: {name} of row {row} is {_show(value, row)}, should be {_show(truth_, row)}")
     outcome.count("further off than promised", int(wrong.sum()))
-    outcome.count("close to the reference", len(fair) - int(wrong.sum()))
-    outcome.count("finite, too ill-conditioned to compare", rows - len(fair))
+    compared = int((~unknown[fair]).sum())
+    outcome.count("close to the reference", compared - int(wrong.sum()))
+    outcome.count("finite, too ill-conditioned to compare", rows - compared)
 
 
 def _show(x: Tensor, row: int) -> str:
