@@ -55,6 +55,24 @@ def test_gradient_of_the_sum_over_masks(dtype: torch.dtype, index: int, spread: 
         assert float(error.max()) < {torch.float32: 1e-5, torch.float64: 3e-9}[dtype]
 
 
+@pytest.mark.parametrize("index", range(5))
+@pytest.mark.parametrize("spread", [5.0, 20.0, 200.0])
+def test_a_row_alone_has_the_gradient_of_the_sum_over_masks(index: int, spread: float) -> None:
+    """Among others a row is walked as far as the farthest of them needs; alone, only as far as it needs itself."""
+    logits, retain_logits, target = draw(7, (12, 6), spread, 3.0, torch.float64)
+    function_of = [lambda row: all_functions(target[row])[index][0], lambda row: all_functions(target[row])[index][1]]
+    weights = torch.randn(12, 6, dtype=torch.float64)
+    for row in (slice(k, k + 1) for k in range(12)):
+        gradients = []
+        for functions in function_of:
+            inputs = [x[row].clone().requires_grad_() for x in (logits, retain_logits)]
+            found = functions(row)(*inputs)
+            weight = weights[row] if found.dim() == 2 else weights[row, 0]
+            gradients.append(torch.autograd.grad((found * weight).sum(), inputs))
+        for actual, expected in zip(*gradients, strict=True):
+            torch.testing.assert_close(actual, expected, rtol=3e-9, atol=3e-9)
+
+
 @dtypes
 @given(seed=st.integers(0, 2**32), scale=st.sampled_from([1.0, 100.0, 1e4, 1e30]))
 def test_everything_is_finite(dtype: torch.dtype, seed: int, scale: float) -> None:
