@@ -78,6 +78,8 @@ SLOW = " or ".join(
 SECONDS_PER_MUTANT = 120.0
 #: Of each property that Hypothesis tests; a wrong formula seldom needs more.
 EXAMPLES = 10
+#: The position of a verdict on the source as it is: its tests passed.
+UNCHANGED = -1
 #: What the short form judges, and with which tests.
 SHORT = {"functional.py": ["test_functional.py"]}
 SHORT_SAMPLE = 2
@@ -241,9 +243,15 @@ def judge_all(
                     continue
                 if file not in fair:  # the tests must pass on what nobody changed
                     fair.add(file)
-                    if worker.judge(file, source, files[file], not short)[0] != "survived":
-                        outcome.fail(f"{file}: its tests fail without any mutant: {worker.log.read_text()[-300:]}")
-                        return found
+                    before = known.get((file, fingerprint(source), UNCHANGED))
+                    if before is None or before.tests != tests[file]:
+                        word, took = worker.judge(file, source, files[file], not short)
+                        if word != "survived":
+                            outcome.fail(f"{file}: its tests fail without any mutant: {worker.log.read_text()[-300:]}")
+                            return found
+                        about = (0, "", "", "")
+                        verdict = Verdict(file, fingerprint(source), UNCHANGED, tests[file], *about, word, took)
+                        print(json.dumps(verdict._asdict()), file=out, flush=True)
                 word, took = worker.judge(file, mutant.source(), files[file], not short)
                 code = source.splitlines()[mutant.line - 1].strip()
                 about = (mutant.line, code, mutant.before, mutant.after)

@@ -135,6 +135,11 @@ def test_a_run_goes_on_where_the_last_one_stopped(tmp_path: Path, monkeypatch: p
     assert judge(seconds=60) == first
     assert Clerk.asked == []
 
+    monkeypatch.setattr(mutants, "SHORT_SAMPLE", 5)
+    assert len(judge(seconds=60)) == 10
+    assert len(Clerk.asked) == 2  # the tests passed on what nobody changed: that is remembered
+    monkeypatch.setattr(mutants, "SHORT_SAMPLE", 4)
+
     monkeypatch.setattr(mutants, "fingerprint_of_tests", lambda tests: "other tests")
     judge(seconds=60)
     survivors = sum(v.verdict == "survived" for v in first)
