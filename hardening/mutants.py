@@ -238,6 +238,8 @@ def judge_all(
     with progress("mutants", len(sample), "mutants") as advance, Worker(scratch) as worker, kept.open("a") as out:
         for file, source, mutant in sample:
             verdict = known.get((file, fingerprint(source), mutant.position))
+            if verdict is not None and verdict.after != mutant.after:  # the kinds of mutants have changed since
+                verdict = None
             if verdict is None or (verdict.verdict == "survived" and verdict.tests != tests[file]):
                 if time.monotonic() > end:
                     continue

@@ -200,7 +200,8 @@ def _changed(node: ast.AST) -> Iterator[ast.AST]:
     elif isinstance(node, ast.BoolOp):
         yield _with(node, op=ast.Or() if isinstance(node.op, ast.And) else ast.And())
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.Not, ast.Invert)):
-        yield node.operand
+        # -1 is mostly a dimension, and 1 would be the same one of a matrix.
+        yield ast.Constant(0) if ast.unparse(node) == "-1" else node.operand
     elif isinstance(node, ast.Constant):
         yield from _numbers(node)
     elif isinstance(node, (ast.If, ast.While, ast.IfExp)):

@@ -44,7 +44,7 @@ def test_every_kind_of_mutant_and_none_of_words() -> None:
         (9, "y += torch.maximum(x, y)[..., -1]", "y -= torch.maximum(x, y)[..., -1]"),
         (9, "y += torch.maximum(x, y)[..., -1]", "pass"),
         (9, "torch.maximum(x, y)", "torch.minimum(x, y)"),
-        (9, "-1", "1"),
+        (9, "-1", "0"),
         (10, "return y", "return None"),
     }
 

@@ -150,6 +150,25 @@ def test_the_two_stop_gradient_readings_differ_in_the_features_gradient_only() -
     assert not torch.allclose(results[0][1], results[1][1])
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "weights"),
+    [
+        ("deterministic-dropmax", {}, {"cross_entropy": 1.0, "auxiliary": 1.0}),
+        ("deterministic-attention", {}, {"cross_entropy": 1.0}),
+        ("dropmax-qp", {"gamma": 0.3}, {"cross_entropy": 1.0, "kl": 1.0, "entropy": -0.3}),
+        ("dropmax", {}, {"cross_entropy": 1.0, "kl": 1.0, "entropy": -1.0, "auxiliary": 1.0}),
+    ],
+)
+def test_the_total_is_the_documented_sum_of_the_terms(
+    name: str, options: dict[str, Any], weights: dict[str, float]
+) -> None:
+    loss = make_head(name, 6, 5, dtype=F64, **options).loss(*batch())
+    assert set(loss.terms) == set(weights)
+    torch.testing.assert_close(
+        loss.total, sum((w * loss.terms[k] for k, w in weights.items()), torch.zeros((), dtype=F64))
+    )
+
+
 @pytest.mark.parametrize(("num_classes", "weight"), [(2, 1.0), (10, 1.0), (11, 10 / 11), (1000, 0.01)])
 def test_kl_and_entropy_never_weigh_more_than_ten_classes_would(num_classes: int, weight: float) -> None:
     head = DropMax(6, num_classes, dtype=F64)
