@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import dropmax
 from dropmax import HEADS, PAPER_OBJECTIVE, DropMax, make_head, objective
+from dropmax.heads.masked import MaskedHead
 from tests import enumeration as naive
 
 F64 = torch.float64
@@ -167,6 +168,13 @@ def test_the_total_is_the_documented_sum_of_the_terms(
     torch.testing.assert_close(
         loss.total, sum((w * loss.terms[k] for k, w in weights.items()), torch.zeros((), dtype=F64))
     )
+
+
+@pytest.mark.parametrize("name", ["dropmax", "dropmax-qp"])
+def test_masks_are_drawn_as_in_the_paper_unless_told_otherwise(name: str) -> None:
+    head = make_head(name, 6, 5)
+    assert isinstance(head, MaskedHead)
+    assert (head.temperature, head.epsilon, head.samples) == (0.1, 1e-20, 1)
 
 
 @pytest.mark.parametrize(("num_classes", "weight"), [(2, 1.0), (10, 1.0), (11, 10 / 11), (1000, 0.01)])
