@@ -37,7 +37,7 @@ def run(*, short: bool, seed: int, scratch: Path) -> Outcome:
     """Check the lock, the environment this runs in, and a wheel built for the purpose."""
     outcome = Outcome()
     pins = read_pins(ROOT / "constraints.txt")
-    installed = list(distributions())
+    installed = installed_distributions()
     check_lock(outcome, ROOT)
     check_pins(outcome, pins, installed)
     check_requirements(outcome, installed)
@@ -47,6 +47,15 @@ def run(*, short: bool, seed: int, scratch: Path) -> Outcome:
     check_advisories(outcome, pins, Path(advisories) if advisories else None)
     check_wheel(outcome, build_wheel(scratch), json.loads((ROOT / "dependencies.json").read_text()))
     return outcome
+
+
+def installed_distributions() -> list[Distribution]:
+    """Return what is installed, wherever packages are.
+
+    Not what is merely on the path: setuptools, once imported, puts the copies it carries there.
+    """
+    places = [place for place in sys.path if Path(place).name in ("site-packages", "dist-packages")]
+    return list(distributions(path=places))
 
 
 def check_lock(outcome: Outcome, root: Path) -> None:

@@ -6,7 +6,7 @@ import json
 import shutil
 import zipfile
 from email.message import Message
-from importlib.metadata import Distribution, PathDistribution, distributions
+from importlib.metadata import Distribution, PathDistribution
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +57,24 @@ def test_the_lock_agrees_with_the_constraints() -> None:
 
 def test_every_installed_distribution_has_a_licence_we_may_use() -> None:
     outcome = Outcome()
-    supply.check_licences(outcome, distributions())
+    supply.check_licences(outcome, supply.installed_distributions())
     assert outcome.failures == []
     assert outcome.counts["licence permissive"] > 20
 
 
+def test_copies_inside_another_package_are_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = tmp_path / "site-packages/setuptools/_vendor/autocommand-2.2.2.dist-info"
+    copy.mkdir(parents=True)
+    (copy / "METADATA").write_text("Metadata-Version: 2.1\nName: autocommand\nVersion: 2.2.2\n")
+    monkeypatch.syspath_prepend(str(copy.parent))
+    names = {one.metadata["Name"].lower() for one in supply.installed_distributions()}
+    assert "torch" in names
+    assert "autocommand" not in names
+
+
 def test_installed_files_are_those_of_their_wheels() -> None:
     outcome = Outcome()
-    supply.check_files(outcome, distributions(), sample=150, seed=1)
+    supply.check_files(outcome, supply.installed_distributions(), sample=150, seed=1)
     assert outcome.failures == []
     assert outcome.counts == {"file as in its wheel": 150}
 
