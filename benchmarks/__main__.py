@@ -19,7 +19,7 @@ from rich.console import Console
 
 from benchmarks import harness
 from dropmax.errors import DropMaxError, InvalidValue, did_you_mean
-from dropmax.files import check_place
+from dropmax.workbench.files import check_place
 
 SEED = 0
 _PREFIX = "bench_"

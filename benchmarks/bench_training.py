@@ -12,12 +12,12 @@ from rich.table import Table
 
 from benchmarks import harness
 from dropmax.classifier import Classifier
-from dropmax.data import Batches, Dataset, normalise
-from dropmax.recipes import Recipe, load_recipe
-from dropmax.training import build, load_data, loop
-from dropmax.training.distributed import Ranks
-from dropmax.training.optimizer import make_optimizer
-from dropmax.training.progress import Progress
+from dropmax.workbench.data import Batches, Dataset, normalise
+from dropmax.workbench.recipes import Recipe, load_recipe
+from dropmax.workbench.training import build, load_data, loop
+from dropmax.workbench.training.distributed import Ranks
+from dropmax.workbench.training.optimizer import make_optimizer
+from dropmax.workbench.training.progress import Progress
 
 AIM = 1.05
 CASES = (("mnist-1k", "released"), ("mnist-1k", "paper"))

@@ -2,8 +2,8 @@
 
 For a table or study whose runs were kept (``dropmax reproduce ... --keep-runs --out OUT``): the rank correlation, over
 all pairs of classes, between rho averaged over the test examples of a class and what the softmax of the same seed took
-them for (:func:`dropmax.diagnostics.confusion_tracking`). Where the data have superclasses, also the mean rho of rivals
-inside and outside the superclass of the target. Written to ``OUT/confusion.json``.
+them for (:func:`dropmax.lab.diagnostics.confusion_tracking`). Where the data have superclasses, also the mean rho of
+rivals inside and outside the superclass of the target. Written to ``OUT/confusion.json``.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dropmax.diagnostics import confusion_tracking
 from dropmax.errors import DropMaxError, InvalidValue
-from dropmax.evaluation import Outputs, predict
-from dropmax.experiments import Store
-from dropmax.experiments.plan import Group, Job
-from dropmax.files import write_atomically
 from dropmax.heads.masked import MaskedHead
+from dropmax.lab.diagnostics import confusion_tracking
+from dropmax.lab.experiments import Store
+from dropmax.lab.experiments.plan import Group, Job
 from dropmax.metrics import t_interval
-from dropmax.provenance import provenance
-from dropmax.training import TrainedModel, load_data, load_model
+from dropmax.workbench.evaluation import Outputs, predict
+from dropmax.workbench.files import write_atomically
+from dropmax.workbench.provenance import provenance
+from dropmax.workbench.training import TrainedModel, load_data, load_model
 
 
 def track(store: Store, base: str, data_dir: Path | None = None) -> list[dict[str, Any]]:

@@ -20,8 +20,8 @@ import numpy as np
 from rich.table import Table
 
 from dropmax.errors import InvalidValue, RunError
-from dropmax.files import write_atomically
-from dropmax.provenance import provenance
+from dropmax.workbench.files import write_atomically
+from dropmax.workbench.provenance import provenance
 
 
 @dataclass(frozen=True)

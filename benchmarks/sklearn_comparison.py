@@ -30,10 +30,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from dropmax.errors import DropMaxError, InvalidValue, RunError, did_you_mean
-from dropmax.files import write_atomically
 from dropmax.metrics import paired_difference
-from dropmax.provenance import provenance
 from dropmax.sklearn import DropMaxClassifier
+from dropmax.workbench.files import write_atomically
+from dropmax.workbench.provenance import provenance
 
 #: Shares of the seven forest types in covtype.
 _COVTYPE_SHARES = (0.365, 0.488, 0.061, 0.005, 0.016, 0.030, 0.035)

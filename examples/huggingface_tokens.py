@@ -17,7 +17,7 @@ import torch
 from transformers import DistilBertConfig, DistilBertForTokenClassification, Trainer, TrainingArguments
 
 import dropmax  # new
-from dropmax.evaluation import confusable
+from dropmax.workbench.evaluation import confusable
 
 TAGS = ["word", "person", "place", "company"]
 NAMES = {  # and what they may be

@@ -16,7 +16,7 @@ import torch
 from transformers import DistilBertConfig, DistilBertForSequenceClassification, Trainer, TrainingArguments
 
 import dropmax  # new
-from dropmax.evaluation import confusable
+from dropmax.workbench.evaluation import confusable
 
 OWN_WORDS = {
     "cats": "purr whiskers kitten",

@@ -16,8 +16,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dropmax  # new
-from dropmax.data import load
-from dropmax.evaluation import confusable
+from dropmax.workbench.data import load
+from dropmax.workbench.evaluation import confusable
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)  # no advertisements between the results
 warnings.filterwarnings("ignore", module="lightning")

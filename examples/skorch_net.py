@@ -12,8 +12,8 @@ from skorch import NeuralNetClassifier
 from torch import nn
 
 import dropmax  # new
-from dropmax.data import load
-from dropmax.evaluation import confusable
+from dropmax.workbench.data import load
+from dropmax.workbench.evaluation import confusable
 
 digits = load("mnist-1k")
 train_x, train_y = digits.train.inputs / 255, digits.train.labels

@@ -10,8 +10,8 @@ interface stands in.
 import torch
 
 import dropmax  # new
-from dropmax.data import load
-from dropmax.evaluation import confusable
+from dropmax.workbench.data import load
+from dropmax.workbench.evaluation import confusable
 
 try:
     from timm import create_model

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dropmax.errors import DropMaxError, InvalidValue, did_you_mean
-from dropmax.files import check_place
+from dropmax.workbench.files import check_place
 from hardening.campaign import CAMPAIGNS, Outcome, check_replaceable, result_path, write_outcome
 
 

@@ -155,8 +155,8 @@ class Witness:
 
 
 def _make_run(scratch: Path) -> Path:
-    from dropmax.recipes import Recipe, load_recipe
-    from dropmax.training import build, load_data, save_model
+    from dropmax.workbench.recipes import Recipe, load_recipe
+    from dropmax.workbench.training import build, load_data, save_model
 
     folder = scratch / "explored"
     (folder / "run").mkdir(parents=True)

@@ -7,7 +7,7 @@ import select
 import socket
 from dataclasses import dataclass
 
-from dropmax.explorer.guard import HEADERS
+from dropmax.lab.explorer.guard import HEADERS
 from hardening.attack_requests import MARK, Wire
 
 Place = tuple[str, int]

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from dropmax.errors import RunError
-from dropmax.files import write_atomically
-from dropmax.provenance import provenance
+from dropmax.workbench.files import write_atomically
+from dropmax.workbench.provenance import provenance
 
 #: Name of a campaign (and of its module) and the promise it tries to break.
 CAMPAIGNS: dict[str, str] = {

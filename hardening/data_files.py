@@ -13,11 +13,11 @@ from random import Random
 
 import numpy as np
 
-from dropmax.data.cifar import read_cifar10, read_cifar100
-from dropmax.data.folders import list_cub, read_listing
-from dropmax.data.mnist import read_mnist
-from dropmax.data.parts import assemble
-from dropmax.data.unpacking import unpack
+from dropmax.workbench.data.cifar import read_cifar10, read_cifar100
+from dropmax.workbench.data.folders import list_cub, read_listing
+from dropmax.workbench.data.mnist import read_mnist
+from dropmax.workbench.data.parts import assemble
+from dropmax.workbench.data.unpacking import unpack
 from hardening.image_files import pictures
 from hardening.mutations import damage_bytes, damage_text, deflated
 

@@ -22,8 +22,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dropmax.data.progress import progress
 from dropmax.errors import RunError
+from dropmax.workbench.data.progress import progress
 from hardening.campaign import Outcome
 
 #: With small tensors torch uses one thread whatever it may; these have some that are large enough.
@@ -143,8 +143,8 @@ def train_all(
     At the end of epoch ``stop_after`` training is interrupted, and leaves the checkpoint before that; ``go_on`` goes on
     from there at once, ``resume_from`` in another process.
     """
-    from dropmax.recipes import load_recipe
-    from dropmax.training import Interrupted, resume, train
+    from dropmax.workbench.recipes import load_recipe
+    from dropmax.workbench.training import Interrupted, resume, train
 
     found = {}
     for head, network in cases:
@@ -195,10 +195,10 @@ def _digests(path: Path, seed: int) -> dict[str, str]:
     """Return digests of what a run left, and of what its model says in every mode, before and after another save."""
     import torch
 
-    from dropmax.data import Split
-    from dropmax.evaluation import predict
     from dropmax.heads import MODES
-    from dropmax.training import load_data, load_model, save_model
+    from dropmax.workbench.data import Split
+    from dropmax.workbench.evaluation import predict
+    from dropmax.workbench.training import load_data, load_model, save_model
 
     def digest(data: bytes) -> str:
         return hashlib.sha256(data).hexdigest()[:16]

@@ -20,14 +20,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dropmax.data import Split
-from dropmax.data.progress import progress
 from dropmax.errors import RunError
-from dropmax.evaluation import measure, predict
 from dropmax.heads import HEADS, MODES
 from dropmax.metrics import evaluate
-from dropmax.recipes import load_recipe
-from dropmax.training import load_data, load_model, save_model, train
+from dropmax.workbench.data import Split
+from dropmax.workbench.data.progress import progress
+from dropmax.workbench.evaluation import measure, predict
+from dropmax.workbench.recipes import load_recipe
+from dropmax.workbench.training import load_data, load_model, save_model, train
 from hardening.campaign import Outcome
 
 SECONDS = 2 * 60 * 60

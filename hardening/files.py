@@ -21,8 +21,8 @@ from random import Random
 
 import torch
 
-from dropmax.data.progress import progress
 from dropmax.errors import DropMaxError
+from dropmax.workbench.data.progress import progress
 from hardening import data_files, image_files, run_files, table_files
 from hardening.campaign import Outcome
 

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dropmax.data.progress import progress
 from dropmax.errors import DropMaxError
+from dropmax.workbench.data.progress import progress
 from hardening.campaign import Outcome
 
 __all__ = ["Attack", "Broken", "Ground", "attack_all", "attacks", "command", "payloads", "run"]

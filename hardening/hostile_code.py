@@ -16,17 +16,17 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from dropmax.data import load
-from dropmax.data.tables import read_features
-from dropmax.data.unlabelled import find_inputs, read_inputs
 from dropmax.errors import DropMaxError
-from dropmax.experiments import Store, plan_table, tuned_from
-from dropmax.explorer import Explorer
-from dropmax.export import export
-from dropmax.figures.runs import load_runs
-from dropmax.hub import from_pretrained, save_pretrained
-from dropmax.recipes import load_recipe
-from dropmax.training import RunDirectory, build, load_model, resume
+from dropmax.lab.experiments import Store, plan_table, tuned_from
+from dropmax.lab.explorer import Explorer
+from dropmax.lab.figures.runs import load_runs
+from dropmax.workbench.data import load
+from dropmax.workbench.data.tables import read_features
+from dropmax.workbench.data.unlabelled import find_inputs, read_inputs
+from dropmax.workbench.export import export
+from dropmax.workbench.hub import from_pretrained, save_pretrained
+from dropmax.workbench.recipes import load_recipe
+from dropmax.workbench.training import RunDirectory, build, load_model, resume
 from hardening.hostile import Attack, Broken, Ground, command, payloads
 from hardening.image_files import pictures
 from hardening.run_files import small_recipe

@@ -9,14 +9,14 @@ import zipfile
 from functools import partial
 from pathlib import Path
 
-from dropmax.data import load
-from dropmax.data.folders import list_cub, read_listing
-from dropmax.data.unpacking import unpack
 from dropmax.errors import DropMaxError
-from dropmax.experiments import Store, plan_table
-from dropmax.files import write_atomically
-from dropmax.recipes import load_recipe
-from dropmax.training import RunDirectory, resume, train
+from dropmax.lab.experiments import Store, plan_table
+from dropmax.workbench.data import load
+from dropmax.workbench.data.folders import list_cub, read_listing
+from dropmax.workbench.data.unpacking import unpack
+from dropmax.workbench.files import write_atomically
+from dropmax.workbench.recipes import load_recipe
+from dropmax.workbench.training import RunDirectory, resume, train
 from hardening.hostile import Attack, Broken, Ground
 from hardening.image_files import pictures
 

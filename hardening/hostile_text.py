@@ -17,12 +17,12 @@ import safetensors.torch
 import torch
 from PIL import Image
 
-from dropmax.figures.registry import make_figures
-from dropmax.figures.runs import load_runs
-from dropmax.hub import save_pretrained
-from dropmax.recipes import load_recipe
-from dropmax.report import make_report
-from dropmax.training import train
+from dropmax.lab.figures.registry import make_figures
+from dropmax.lab.figures.runs import load_runs
+from dropmax.lab.report import make_report
+from dropmax.workbench.hub import save_pretrained
+from dropmax.workbench.recipes import load_recipe
+from dropmax.workbench.training import train
 from hardening.hostile import Attack, Broken, Ground, command
 
 __all__ = ["attacks"]
@@ -163,7 +163,7 @@ def _text(name: str) -> str:
 
 def _model(ground: Ground, name: str) -> Path:
     """Write a model of random weights with classes of that name."""
-    from dropmax.training import build
+    from dropmax.workbench.training import build
 
     recipe = load_recipe("mnist-1k").override(
         {"network.name": "mlp", "network.hidden": [4], "data.name": f"{ground.folder}/{name}.npz"}
@@ -241,8 +241,8 @@ def _explore(run: Path, name: str) -> None:
     """Ask the explorer for everything; names may only leave as JSON that no browser takes for a page."""
     from starlette.testclient import TestClient
 
-    from dropmax.explorer import Explorer
-    from dropmax.explorer.app import create_app
+    from dropmax.lab.explorer import Explorer
+    from dropmax.lab.explorer.app import create_app
 
     torch.set_num_threads(1)
     client = TestClient(create_app(Explorer.open(run)), base_url="http://127.0.0.1:8765", raise_server_exceptions=False)

@@ -11,8 +11,8 @@ from random import Random
 
 import numpy as np
 
-from dropmax.data import load
-from dropmax.data.images import decode
+from dropmax.workbench.data import load
+from dropmax.workbench.data.images import decode
 from hardening.mutations import INTEGERS, damage_bytes, deflated
 
 

@@ -28,10 +28,10 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from dropmax.data.progress import progress
-from dropmax.experiments import Plan, plan_table, reproduce
-from dropmax.recipes import Recipe, load_recipe
-from dropmax.training import resume, train
+from dropmax.lab.experiments import Plan, plan_table, reproduce
+from dropmax.workbench.data.progress import progress
+from dropmax.workbench.recipes import Recipe, load_recipe
+from dropmax.workbench.training import resume, train
 from hardening.campaign import Outcome
 from hardening.disks import fill_the_disk
 from hardening.lives import live
@@ -89,17 +89,17 @@ def run(*, short: bool, seed: int, scratch: Path) -> Outcome:
 
 def warmed_up(scratch: Path) -> Path:
     """Do everything once, so that those that are forked need not: digits, imports, torch's own first time."""
-    import dropmax.report
-    from dropmax.figures.runs import load_runs
+    import dropmax.lab.report
+    from dropmax.lab.figures.runs import load_runs
 
     trained = train(tiny_recipe(epochs=2), scratch / "trained", quiet=True).path
-    dropmax.report.make_report(load_runs([trained], None), "warming up")
+    dropmax.lab.report.make_report(load_runs([trained], None), "warming up")
     return trained
 
 
 def targets(trained: Path, seed: int) -> Iterator[Target]:
     """Return what is to be killed; ``trained`` is a run to report on."""
-    worker = "dropmax.experiments.worker"
+    worker = "dropmax.lab.experiments.worker"
     training = functools.partial(_train, tiny_recipe(epochs=12, seed=seed))
     yield Target("training", training)
     yield Target("checkpointing", functools.partial(_train, tiny_recipe(epochs=40, seed=seed, train_size=10)))

@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from dropmax.errors import DropMaxError, RunError
-from dropmax.files import write_atomically
+from dropmax.workbench.files import write_atomically
 from hardening.licences import licence_of
 
 if sys.version_info >= (3, 11):

@@ -21,8 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from dropmax.data.progress import progress
 from dropmax.errors import DataError, InvalidValue
+from dropmax.workbench.data.progress import progress
 from hardening.campaign import Outcome
 from hardening.mutation import Mutant, fingerprint, mutants
 

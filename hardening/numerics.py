@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 
 from dropmax import exact
-from dropmax.data.progress import progress
 from dropmax.errors import DropMaxError
 from dropmax.heads import ABLATIONS, HEADS, Head
+from dropmax.workbench.data.progress import progress
 from hardening import not_finite
 from hardening import numerics_reference as reference
 from hardening.campaign import Outcome

@@ -19,12 +19,12 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from dropmax.experiments import Store, make_table, plan_study, plan_table
-from dropmax.experiments.render import FORMATS
-from dropmax.recipes import Recipe, load_recipe
-from dropmax.training import RunDirectory, build, load_model
-from dropmax.training.loop import _restore
-from dropmax.training.optimizer import make_optimizer
+from dropmax.lab.experiments import Store, make_table, plan_study, plan_table
+from dropmax.lab.experiments.render import FORMATS
+from dropmax.workbench.recipes import Recipe, load_recipe
+from dropmax.workbench.training import RunDirectory, build, load_model
+from dropmax.workbench.training.loop import _restore
+from dropmax.workbench.training.optimizer import make_optimizer
 from hardening.mutations import WORDS, damage_bytes, damage_text, damage_tree, nested
 
 _TOML_WORDS = (

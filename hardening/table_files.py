@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dropmax.data import load
-from dropmax.data.tables import read_features
+from dropmax.workbench.data import load
+from dropmax.workbench.data.tables import read_features
 from hardening.mutations import damage_bytes, damage_text
 
 _DTYPES = (

@@ -60,9 +60,14 @@ def test_the_archives_hold_what_is_needed_and_nothing_large(archives: Path) -> N
     with tarfile.open(next(archives.glob("*.tar.gz"))) as source:
         sizes |= {file.name.split("/", 1)[-1]: file.size for file in source.getmembers()}
     assert {name: size for name, size in sizes.items() if size > LARGEST} == {}
-    for needed in ("dropmax/py.typed", "dropmax/recipes/mnist-1k.released.toml", "tests/conftest.py", "README.md"):
+    for needed in (
+        "dropmax/py.typed",
+        "dropmax/workbench/recipes/mnist-1k.released.toml",
+        "tests/conftest.py",
+        "README.md",
+    ):
         assert needed in sizes
-    assert any("mnist" in name and name.startswith("dropmax/data/") for name in sizes)
+    assert any("mnist" in name and name.startswith("dropmax/workbench/data/") for name in sizes)
 
 
 def test_the_installed_package_runs_its_demo_from_elsewhere(installed: Path, tmp_path: Path) -> None:

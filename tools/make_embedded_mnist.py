@@ -1,9 +1,10 @@
-"""Make src/dropmax/data/embedded/mnist-20k.xz from the four official MNIST files.
+"""Make src/dropmax/workbench/data/embedded/mnist-20k.xz from the four official MNIST files.
 
     python tools/make_embedded_mnist.py DATA_DIR
 
-DATA_DIR holds the official idx files, plain or gzipped. The rule and the file's layout are in dropmax/data/mnist.py.
-Prints the SHA-256 of the unpacked content, which tests/data/test_mnist.py records.
+DATA_DIR holds the official idx files, plain or gzipped. The rule and the file's layout are in
+dropmax/workbench/data/mnist.py.
+Prints the SHA-256 of the unpacked content, which tests/workbench/data/test_mnist.py records.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dropmax.data.mnist import FILES, choose_embedded, find_mnist, read_mnist
+from dropmax.workbench.data.mnist import FILES, choose_embedded, find_mnist, read_mnist
 
-TARGET = Path(__file__).resolve().parents[1] / "src/dropmax/data/embedded/mnist-20k.xz"
+TARGET = Path(__file__).resolve().parents[1] / "src/dropmax/workbench/data/embedded/mnist-20k.xz"
 
 
 def main(data_dir: Path) -> None:

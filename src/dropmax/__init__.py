@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from dropmax import _moved
+
 if TYPE_CHECKING:
     from dropmax import exact, functional
     from dropmax.classifier import Classifier, replace_head
@@ -55,6 +57,8 @@ __all__ = [
     "replace_head",
 ]
 
+_moved.install()
+
 _MODULES = {
     "Classifier": "classifier",
     "replace_head": "classifier",
@@ -66,7 +70,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("exact", "functional"):
+    if name in ("exact", "functional") or f"dropmax.{name}" in _moved.MOVED:
         return import_module(f"dropmax.{name}")
     if name in __all__:
         return getattr(import_module(f"dropmax.{_MODULES.get(name, 'heads')}"), name)

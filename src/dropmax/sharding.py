@@ -22,7 +22,7 @@ from dropmax.blocked.arithmetic import Sums
 from dropmax.blocked.terms import RowTerms, Settings
 from dropmax.blocked.walk import Known, backward_walk, finish, forward_walk, is_seed, product_dtype
 from dropmax.errors import InvalidType, InvalidValue
-from dropmax.prediction import merge
+from dropmax.topk import merge
 
 __all__ = ["ShardedLinear", "full_state_dict"]
 

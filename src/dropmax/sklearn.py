@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from dropmax.checks import NotFinite, check_choice, check_count, check_positive, check_probability, check_weight
 from dropmax.classifier import Classifier
 from dropmax.errors import InvalidType, InvalidValue, MissingDependency, RunError
-from dropmax.evaluation import confusable
 from dropmax.heads import HEADS, MODES, make_head
-from dropmax.networks import MLP, feature_size
-from dropmax.networks.shapes import check_sizes
 from dropmax.sklearn_rows import blocks, check_known, class_weights, fit_scaler, merge_equal
+from dropmax.workbench.evaluation import confusable
+from dropmax.workbench.networks import MLP, feature_size
+from dropmax.workbench.networks.shapes import check_sizes
 
 try:
     from scipy import sparse
@@ -356,7 +356,7 @@ class DropMaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Return, for each row, the labels it may be confused with, most confusable first; often none.
 
         These are the rivals of the predicted label whose retain probability stands above the others' by at least
-        ``gap``, at most ``limit`` of them, see :func:`dropmax.evaluation.confusable`.
+        ``gap``, at most ``limit`` of them, see :func:`dropmax.workbench.evaluation.confusable`.
         """
         check_is_fitted(self)
         if "theta" not in self.model_.head.maps:

@@ -41,8 +41,8 @@ def dropmax() -> Run:
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from dropmax.recipes import load_recipe
-    from dropmax.training import train
+    from dropmax.workbench.recipes import load_recipe
+    from dropmax.workbench.training import train
 
     path = tmp_path_factory.mktemp("cli") / "run"
     values = {"training.epochs": 10, "data.validation_size": 100}

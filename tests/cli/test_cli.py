@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dropmax.data import load
+from dropmax.workbench.data import load
 from tests.cli.conftest import Run
 
 

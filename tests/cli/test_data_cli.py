@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from dropmax.cli.data import app
 from dropmax.errors import DataError
-from tests.data.layouts import write_cifar, write_cub
+from tests.workbench.data.layouts import write_cifar, write_cub
 
 runner = CliRunner()
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dropmax import doctor
-from dropmax.doctor import CORE, EXTRAS, Report, examine
+from dropmax.workbench import doctor
+from dropmax.workbench.doctor import CORE, EXTRAS, Report, examine
 from tests.cli.conftest import Run
 
 ROOT = Path(__file__).parents[2]

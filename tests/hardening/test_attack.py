@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs FastAPI (the extra `explore`)")
 
-from dropmax.explorer.guard import HEADERS
+from dropmax.lab.explorer.guard import HEADERS
 from hardening import attack, attack_server, attack_wire
 from hardening.attack_requests import MARK, SCHEMA, Wire, make_request
 from hardening.campaign import Outcome
@@ -37,8 +37,8 @@ def test_every_address_of_the_application_is_attacked() -> None:
 
     from fastapi.routing import APIRoute
 
-    from dropmax.explorer import Explorer
-    from dropmax.explorer.app import create_app
+    from dropmax.lab.explorer import Explorer
+    from dropmax.lab.explorer.app import create_app
 
     found = {}
     for route in create_app(Mock(spec=Explorer, map=dict, about=dict)).routes:

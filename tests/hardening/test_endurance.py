@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dropmax.training import load_model, train
+from dropmax.workbench.training import load_model, train
 from hardening import endurance
 from hardening.campaign import Outcome
 from hardening.kills import tiny_recipe

@@ -17,16 +17,16 @@ import numpy as np
 import pytest
 import torch
 
-from dropmax.data import load
-from dropmax.data.images import decode
-from dropmax.data.tables import read_csv, read_features
 from dropmax.errors import DataError, DropMaxError, InvalidType, InvalidValue, RunError
-from dropmax.experiments import Store, plan_study
-from dropmax.experiments.plan import grid_points
-from dropmax.files import parse_json
-from dropmax.recipes import load_recipe, parse_toml
-from dropmax.terminal import printable
-from dropmax.training import RunDirectory
+from dropmax.lab.experiments import Store, plan_study
+from dropmax.lab.experiments.plan import grid_points
+from dropmax.workbench.data import load
+from dropmax.workbench.data.images import decode
+from dropmax.workbench.data.tables import read_csv, read_features
+from dropmax.workbench.files import parse_json
+from dropmax.workbench.recipes import load_recipe, parse_toml
+from dropmax.workbench.terminal import printable
+from dropmax.workbench.training import RunDirectory
 from hardening import data_files, files, image_files, run_files, table_files
 from hardening.campaign import Outcome
 
@@ -135,7 +135,7 @@ def test_bombs_are_refused_before_they_are_unpacked(tmp_path: Path) -> None:
 
 
 def test_a_jpeg_of_very_many_passes_is_refused(tmp_path: Path) -> None:
-    from dropmax.explorer.images import open_upload
+    from dropmax.lab.explorer.images import open_upload
 
     data = image_files.pictures()["progressive.jpg"]
     place = data.index(b"\xff\xc2") + 5

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dropmax.errors import InvalidValue, RunError
-from dropmax.networks import registry
-from dropmax.training import load_model, train, trained
+from dropmax.workbench.networks import registry
+from dropmax.workbench.training import load_model, train, trained
 from hardening import hostile, hostile_code, hostile_places, hostile_text
 from hardening.campaign import Outcome
 from hardening.hostile import Ground

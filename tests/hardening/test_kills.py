@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dropmax.errors import RunError
-from dropmax.files import write_atomically
+from dropmax.workbench.files import write_atomically
 from hardening import kills
 from hardening.campaign import Outcome
 from hardening.disks import SizeLimit, fill_the_disk

@@ -23,7 +23,7 @@ from dropmax.cli import (
     train,
 )
 from dropmax.errors import DropMaxError
-from dropmax.terminal import printable
+from dropmax.workbench.terminal import printable
 
 __all__ = ["app", "main"]
 

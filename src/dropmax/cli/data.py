@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from dropmax.terminal import printable
+from dropmax.workbench.terminal import printable
 
 app = typer.Typer(no_args_is_help=True, help="See, fetch and check data sets.")
 
@@ -24,7 +24,7 @@ _SHOWN = 20
 @app.command("list")
 def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List the data sets known by name, their sizes, and which are here."""
-    from dropmax.data import data_directory, inventory
+    from dropmax.workbench.data import data_directory, inventory
 
     held = inventory(data_dir)
     if as_json:
@@ -55,8 +55,8 @@ def fetch(
     data_dir: DataDir = None,
 ) -> None:
     """Download data sets from their publishers, verify and unpack them."""
-    from dropmax.data import check
-    from dropmax.data import fetch as fetch_one
+    from dropmax.workbench.data import check
+    from dropmax.workbench.data import fetch as fetch_one
 
     damaged = False
     for name in names:
@@ -80,8 +80,8 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Verify data sets; fails where a file is damaged, or missing and needed."""
-    from dropmax.data import check as check_one
-    from dropmax.data import inventory
+    from dropmax.workbench.data import check as check_one
+    from dropmax.workbench.data import inventory
 
     # mnist-5k and mnist-55k have the same files as mnist-1k and mnist.
     twins = ("mnist-5k", "mnist-55k")

@@ -37,9 +37,9 @@ def demo(
     seconds = time.monotonic() - started
 
     from dropmax import metrics
-    from dropmax.evaluation import predict
-    from dropmax.figures.demo import draw_demo
-    from dropmax.training import RunDirectory, load_data, load_model
+    from dropmax.lab.figures.demo import draw_demo
+    from dropmax.workbench.evaluation import predict
+    from dropmax.workbench.training import RunDirectory, load_data, load_model
 
     trained = {head: load_model(path) for head, path in runs.items()}
     test = load_data(trained["dropmax"].recipe).test
@@ -85,7 +85,7 @@ def _train_side_by_side(runs: dict[str, Path], seed: int, epochs: int) -> None:
 
 
 def _watch(workers: dict[str, subprocess.Popen[str]], runs: dict[str, Path], epochs: int) -> None:
-    from dropmax.data.progress import progress
+    from dropmax.workbench.data.progress import progress
 
     with progress("training", epochs * len(runs), "epochs") as advance:
         seen = 0

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from dropmax.cli.options import AsJson, DataDir, Threads, TrustNetwork, use_threads
-from dropmax.terminal import printable
+from dropmax.workbench.terminal import printable
 
 
 def diagnose(
@@ -22,13 +22,13 @@ def diagnose(
     as_json: AsJson = False,
 ) -> None:
     """Measure a model's approximations against exact inference: its posterior, sampling, the mean prediction."""
-    from dropmax.data import Split
-    from dropmax.diagnostics import diagnose as measure
-    from dropmax.figures.diagnosis import draw_diagnosis
-    from dropmax.figures.style import pyplot
-    from dropmax.files import write_atomically
-    from dropmax.provenance import provenance
-    from dropmax.training import RunDirectory, load_data, load_model
+    from dropmax.lab.diagnostics import diagnose as measure
+    from dropmax.lab.figures.diagnosis import draw_diagnosis
+    from dropmax.lab.figures.style import pyplot
+    from dropmax.workbench.data import Split
+    from dropmax.workbench.files import write_atomically
+    from dropmax.workbench.provenance import provenance
+    from dropmax.workbench.training import RunDirectory, load_data, load_model
 
     use_threads(threads)
     pyplot()  # say that matplotlib is missing before the work, not after it

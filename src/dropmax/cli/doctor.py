@@ -12,12 +12,12 @@ import typer
 from dropmax.cli.options import AsJson, DataDir
 
 if TYPE_CHECKING:
-    from dropmax.doctor import Report
+    from dropmax.workbench.doctor import Report
 
 
 def doctor(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Show versions, devices, data found, extras and known problems; fails where dropmax cannot work at all."""
-    from dropmax.doctor import examine
+    from dropmax.workbench.doctor import examine
 
     if sys.stderr.isatty():
         print("Trying out torch, in processes of its own ...", file=sys.stderr)

@@ -33,8 +33,8 @@ def evaluate(
     import torch
 
     from dropmax import metrics
-    from dropmax.evaluation import predict
-    from dropmax.training import load_data, load_model
+    from dropmax.workbench.evaluation import predict
+    from dropmax.workbench.training import load_data, load_model
 
     use_threads(threads)
     trained = load_model(run, device=device or "cpu", trust_network=trust_network)
@@ -54,7 +54,7 @@ def evaluate(
     from rich.markup import escape
     from rich.table import Table
 
-    from dropmax.terminal import printable
+    from dropmax.workbench.terminal import printable
 
     table = Table(
         title=f"{trained.recipe.head['name']} on {len(outputs.labels):,} {split} examples of "

@@ -28,13 +28,13 @@ def explore(
 ) -> None:
     """Look at a trained model in the browser: its test examples, your own images, and a map of its classes."""
     try:
-        from dropmax.explorer import server
-        from dropmax.explorer.app import create_app
+        from dropmax.lab.explorer import server
+        from dropmax.lab.explorer.app import create_app
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("fastapi", "starlette", "uvicorn", "h11", "anyio"):
             raise
         raise MissingDependency.extra(error.name or "fastapi", "explore", "the explorer") from error
-    from dropmax.explorer import Explorer
+    from dropmax.lab.explorer import Explorer
 
     use_threads(threads)
     with server.bind(host, port) as bound:  # a port that is taken should be known before the model is measured

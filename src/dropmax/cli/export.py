@@ -42,7 +42,7 @@ def export(
         raise InvalidValue("say where to write with --out" + (", or upload with --push OWNER/NAME" * (form == "hub")))
     use_threads(threads)
     if form == "hub":
-        from dropmax.hub import push_to_hub, save_pretrained
+        from dropmax.workbench.hub import push_to_hub, save_pretrained
 
         report = {"run": str(run), "format": form}
         if out is not None:
@@ -55,7 +55,7 @@ def export(
             )
         print(json.dumps(report) if as_json else "\n".join(f"The model is in {v}" for v in list(report.values())[2:]))
         return
-    from dropmax.export import export as write
+    from dropmax.workbench.export import export as write
 
     assert out is not None
     found = {"run": str(run), **write(run, out, format=form, force=force, trust_network=trust_network)}

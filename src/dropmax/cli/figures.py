@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dropmax.cli.options import DataDir, Threads, TrustNetwork, use_threads
-from dropmax.terminal import printable
+from dropmax.workbench.terminal import printable
 
 if TYPE_CHECKING:
-    from dropmax.figures.registry import Made
+    from dropmax.lab.figures.registry import Made
 
 
 def figures(
@@ -38,8 +38,8 @@ def figures(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Draw every figure of the paper, and some more, that these runs allow."""
-    from dropmax.figures.registry import FIGURES, make_figures
-    from dropmax.figures.runs import load_runs
+    from dropmax.lab.figures.registry import FIGURES, make_figures
+    from dropmax.lab.figures.runs import load_runs
 
     if show_list:
         _list(as_json)
@@ -87,7 +87,7 @@ def _line(one: Made, width: int) -> str:
 
 
 def _list(as_json: bool) -> None:
-    from dropmax.figures.registry import FIGURES
+    from dropmax.lab.figures.registry import FIGURES
 
     if as_json:
         rows = [

@@ -14,7 +14,7 @@ import typer
 
 from dropmax.cli.options import Device, Mode, Samples, Threads, TrustNetwork, use_threads
 from dropmax.errors import RunError
-from dropmax.terminal import printable
+from dropmax.workbench.terminal import printable
 
 
 def predict(
@@ -39,10 +39,10 @@ def predict(
         raise RunError(f"{out} exists: choose another file with --out, or delete it first")
     import torch
 
-    from dropmax.data.progress import progress
-    from dropmax.data.unlabelled import find_inputs, read_inputs
-    from dropmax.evaluation import confusable
-    from dropmax.training import load_model
+    from dropmax.workbench.data.progress import progress
+    from dropmax.workbench.data.unlabelled import find_inputs, read_inputs
+    from dropmax.workbench.evaluation import confusable
+    from dropmax.workbench.training import load_model
 
     use_threads(threads)
     trained = load_model(run, device=device or "cpu", trust_network=trust_network)
@@ -75,7 +75,7 @@ def predict(
     if out is None:
         sys.stdout.write(text)
     else:
-        from dropmax.files import write_atomically
+        from dropmax.workbench.files import write_atomically
 
         write_atomically(out, text)
         print(f"{len(rows):,} predictions are in {out}", file=sys.stderr)

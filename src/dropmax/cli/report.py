@@ -30,9 +30,9 @@ def report(
     import sys
 
     from dropmax import metrics
-    from dropmax.figures.runs import load_runs
-    from dropmax.files import write_atomically
-    from dropmax.report import make_report
+    from dropmax.lab.figures.runs import load_runs
+    from dropmax.lab.report import make_report
+    from dropmax.workbench.files import write_atomically
 
     use_threads(threads)
     loaded = load_runs(runs, data_dir, trust_network=trust_network)

@@ -11,11 +11,11 @@ import typer
 
 from dropmax.cli.options import AsJson, DataDir
 from dropmax.errors import InvalidValue
-from dropmax.recipes import parse_override
-from dropmax.terminal import printable
+from dropmax.workbench.recipes import parse_override
+from dropmax.workbench.terminal import printable
 
 if TYPE_CHECKING:
-    from dropmax.experiments import Plan
+    from dropmax.lab.experiments import Plan
 
 
 def reproduce(
@@ -59,7 +59,7 @@ def reproduce(
     as_json: AsJson = False,
 ) -> None:
     """Reproduce the paper's Table 1, or a study: tune, run, tabulate. Stop it any time; it goes on where it was."""
-    from dropmax import experiments
+    from dropmax.lab import experiments
 
     store = experiments.Store(out)
     failed: dict[str, str] = {}
@@ -101,7 +101,7 @@ def _plan(
     train_size: int,
     settings: list[str],
 ) -> Plan:
-    from dropmax.experiments import plan_study, plan_table
+    from dropmax.lab.experiments import plan_study, plan_table
 
     shared: dict[str, Any] = {
         "recipe": recipe,
@@ -124,9 +124,9 @@ def _names(text: str) -> list[str]:
 
 
 def _report(store: Any, failed: dict[str, str], as_json: bool) -> None:
-    from dropmax.experiments import make_table
-    from dropmax.experiments.render import print_table, to_dict
-    from dropmax.experiments.tables import METRICS
+    from dropmax.lab.experiments import make_table
+    from dropmax.lab.experiments.render import print_table, to_dict
+    from dropmax.lab.experiments.tables import METRICS
 
     if as_json:
         tables = {metric: to_dict(make_table(store, metric)) for metric in METRICS}

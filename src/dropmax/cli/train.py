@@ -10,8 +10,8 @@ import typer
 
 from dropmax.cli.options import AsJson, DataDir, Device, Threads, TrustNetwork, use_threads
 from dropmax.errors import InvalidValue
-from dropmax.recipes import Recipe, load_recipe, parse_override
-from dropmax.terminal import printable
+from dropmax.workbench.recipes import Recipe, load_recipe, parse_override
+from dropmax.workbench.terminal import printable
 
 
 def train(
@@ -68,8 +68,8 @@ def train(
         if trust_network:
             raise InvalidValue("--trust-network goes with --resume: a network you name yourself is imported anyway")
         chosen = _choose(data, recipe, head, seed, epochs, settings or [])
-    from dropmax import training
-    from dropmax.training.callbacks import make_callbacks
+    from dropmax.workbench import training
+    from dropmax.workbench.training.callbacks import make_callbacks
 
     use_threads(threads)
     callbacks = make_callbacks([*(log or []), *["tensorboard"] * tensorboard])

@@ -23,7 +23,7 @@ from dropmax.errors import InvalidType, InvalidValue
 from dropmax.functional import _wide, cross_entropy
 from dropmax.heads.options import option_defaults, option_names, unknown_option
 from dropmax.noise import draw_seed, uniform
-from dropmax.prediction import BLOCK_NUMBERS, TopK, linear_part, row_blocks, streamed_topk
+from dropmax.topk import BLOCK_NUMBERS, TopK, linear_part, row_blocks, streamed_topk
 
 if TYPE_CHECKING:
     from dropmax.sharding import ShardedLinear

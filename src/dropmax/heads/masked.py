@@ -14,7 +14,7 @@ from dropmax.functional import _from_highest, _wide, mean_logits
 from dropmax.heads.base import Head
 from dropmax.heads.options import SharedOptions
 from dropmax.objective import sampled_nll
-from dropmax.prediction import BLOCK_NUMBERS, linear_part, row_blocks
+from dropmax.topk import BLOCK_NUMBERS, linear_part, row_blocks
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -1,0 +1,1 @@
+"""Everything about evidence: experiments, figures, the report, the explorer, diagnostics."""

@@ -1,0 +1,28 @@
+"""Experiments: the paper's Table 1 and studies of variants, planned, run on many processes or machines, tabulated."""
+
+from __future__ import annotations
+
+from dropmax.lab.experiments.plan import Group, Job, Plan, plan_table
+from dropmax.lab.experiments.reproduce import Outcome, reproduce
+from dropmax.lab.experiments.store import Store
+from dropmax.lab.experiments.study import plan_study, study_names
+from dropmax.lab.experiments.tables import Cell, Table, holm, make_table, write_tables
+from dropmax.lab.experiments.transfer import tuned_from
+
+__all__ = [
+    "Cell",
+    "Group",
+    "Job",
+    "Outcome",
+    "Plan",
+    "Store",
+    "Table",
+    "holm",
+    "make_table",
+    "plan_study",
+    "plan_table",
+    "reproduce",
+    "study_names",
+    "tuned_from",
+    "write_tables",
+]

@@ -1,0 +1,253 @@
+"""Which runs a table is made of: data set x head x grid point x seed, decided before the first one starts.
+
+A :class:`Group` is one cell of the table: a data set and a variant (a head, or a row of a study). It is tuned over its
+grid ``points`` on the hold-out set with one seed, and the best point is then run with the seeds 0, 1, 2, ...
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dropmax.errors import InvalidValue, did_you_mean
+from dropmax.workbench.recipes import Recipe, find_recipe, load_recipe, recipe_from_dict
+
+__all__ = ["TUNING_SEED", "Group", "Job", "Plan", "plan_table"]
+
+#: The grid is tuned with this seed, which no run of the table uses.
+TUNING_SEED = 1000
+
+#: Seeds of a cell, and points of its grid, at most: every one of them is a training run.
+MOST_RUNS = MOST_POINTS = 1000
+
+#: Searched for every head on MNIST (Appendix C); elsewhere the paper fixes it.
+WEIGHT_DECAYS = (0.0, 1e-5, 1e-4, 1e-3)
+
+#: What the paper tunes of single heads, on every data set (section 4).
+OWN_OPTIONS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "sampled-softmax": ("head.fraction", (0.2, 0.4, 0.6)),
+    "random-dropmax": ("head.retain", (0.2, 0.4, 0.6)),
+    "dropmax-qp": ("head.gamma", (1.0, 0.1, 0.01)),
+}
+
+#: Heads without an option of their own spend the same budget on the learning rate, as multiples of the recipe's.
+LEARNING_RATES = (1 / 3, 1.0, 3.0)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training run: everything a worker needs to know.
+
+    >>> job = plan_table(["mnist-1k"], heads=["dropmax"], tune=False).groups[0].run_jobs({}, runs=1)[0]
+    >>> job.id
+    'runs/mnist-1k.released.dropmax.seed0'
+    """
+
+    kind: str  #: "tune" (never sees the test set) or "runs"
+    group: str
+    recipe: Recipe
+    point: dict[str, Any] = field(default_factory=dict)  #: grid values, by dotted name
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run."""
+        return self.recipe.training.seed
+
+    @property
+    def id(self) -> str:
+        """A readable name, unique in a plan; the result is in ``OUT/ID.json``."""
+        if self.kind == "runs":
+            return f"runs/{self.group}.seed{self.seed}"
+        values = ",".join(f"{name.split('.')[-1]}={_spell(value)}" for name, value in self.point.items())
+        return f"tune/{self.group}.{values}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the job as plain values; :meth:`from_dict` reads them back."""
+        return {"kind": self.kind, "group": self.group, "point": self.point, "recipe": self.recipe.to_dict()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Job:
+        """Rebuild a job that went through JSON."""
+        recipe = recipe_from_dict(values["recipe"], f"the job {values['group']}")
+        return cls(values["kind"], values["group"], recipe, dict(values["point"]))
+
+
+@dataclass(frozen=True)
+class Group:
+    """A data set and a variant: one cell of the table.
+
+    >>> group = plan_table(["mnist-1k"], heads=["dropmax-qp"]).groups[0]
+    >>> group.key, len(group.points), group.points[0]
+    ('mnist-1k.released.dropmax-qp', 12, {'training.weight_decay': 0.0, 'head.gamma': 1.0})
+    """
+
+    data: str
+    recipe_name: str  #: "paper" or "released"
+    variant: str
+    recipe: Recipe
+    points: tuple[dict[str, Any], ...] = ()  #: grid to tune over; empty where nothing is tuned
+
+    @property
+    def key(self) -> str:
+        """Its name, which the names of its result files begin with."""
+        return f"{self.data}.{self.recipe_name}.{self.variant}"
+
+    def tune_jobs(self) -> list[Job]:
+        """Return one job a grid point."""
+        return [self._job("tune", point, TUNING_SEED) for point in self.points]
+
+    def run_jobs(self, point: Mapping[str, Any], runs: int) -> list[Job]:
+        """Return the runs of the table at one grid point."""
+        return [self._job("runs", point, seed) for seed in range(runs)]
+
+    def _job(self, kind: str, point: Mapping[str, Any], seed: int) -> Job:
+        return Job(kind, self.key, self.recipe.override({**point, "training.seed": seed}), dict(point))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every run of a table or a study.
+
+    >>> plan = plan_table(["mnist-1k", "mnist-5k"], heads=["softmax", "dropmax"], runs=5)
+    >>> len(plan.groups), plan.count
+    (4, 68)
+    """
+
+    groups: tuple[Group, ...]
+    runs: int = 5
+    schedule_scale: float = 1.0
+    train_size: int = 0
+    overrides: dict[str, Any] = field(default_factory=dict)
+    is_study: bool = False
+    tuned_on: str = ""  #: the column whose tuning was taken over, where one was
+
+    def __post_init__(self) -> None:
+        ids = [job.id for group in self.groups for job in group.tune_jobs() + group.run_jobs({}, self.runs)]
+        twice = next((name for name, later in itertools.pairwise(sorted(ids)) if name == later), None)
+        if twice is not None:
+            raise InvalidValue(f"two runs of the plan would both be called {twice!r}: rename a variant or a grid value")
+
+    @property
+    def count(self) -> int:
+        """How many training runs it takes."""
+        return sum(len(group.points) + self.runs for group in self.groups)
+
+
+def plan_table(
+    data: Sequence[str],
+    *,
+    recipe: str | None = None,
+    heads: Sequence[str] | None = None,
+    runs: int = 5,
+    tune: bool = True,
+    schedule_scale: float = 1.0,
+    train_size: int = 0,
+    overrides: Mapping[str, Any] | None = None,
+) -> Plan:
+    """Plan the paper's Table 1, or the columns and rows of it that are named.
+
+    >>> plan_table(["mnist-1k"]).count  # 8 heads x (12 grid points + 5 runs)
+    136
+    """
+    chosen = check_heads(heads)
+    overrides = dict(overrides or {})
+    if "head.name" in overrides:
+        raise InvalidValue("--set head.name would make every row the same: choose rows with --heads")
+    check_sizes(runs, schedule_scale, train_size)
+    groups = []
+    for name in dict.fromkeys(data):
+        full_name = find_recipe(name, recipe)
+        for head in chosen:
+            base = load_recipe(full_name).override({**overrides, "head.name": head})
+            base = shortened(base, schedule_scale, train_size)
+            points = grid_points(paper_grid(name, head, base, overrides)) if tune else ()
+            groups.append(Group(name, full_name.split(".", 1)[1], head, base, points))
+        budgets = {group.variant: len(group.points) for group in groups if group.data == name}
+        if len(set(budgets.values())) > 1:
+            fewest, most = min(budgets, key=budgets.__getitem__), max(budgets, key=budgets.__getitem__)
+            raise InvalidValue(
+                f"with these --set values {fewest} would be tuned over {budgets[fewest]} points and {most} over "
+                f"{budgets[most]}, which is no fair comparison: use --no-tune, or compare fewer --heads"
+            )
+    return Plan(tuple(groups), runs, schedule_scale, train_size, overrides)
+
+
+def paper_grid(data: str, head: str, recipe: Recipe, fixed: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return what is searched for a head: the same number of points for each, see docs/reproducing.md.
+
+    >>> paper_grid("cub", "softmax", load_recipe("cub"), {})
+    {'training.learning_rate': [0.003333, 0.01, 0.03]}
+    """
+    grid: dict[str, list[Any]] = {}
+    if data.startswith("mnist"):
+        grid["training.weight_decay"] = list(WEIGHT_DECAYS)
+    if head in OWN_OPTIONS:
+        option, values = OWN_OPTIONS[head]
+        grid[option] = list(values)
+    else:
+        rate = recipe.training.learning_rate
+        grid["training.learning_rate"] = [float(f"{rate * factor:.4g}") for factor in LEARNING_RATES]
+    return {name: values for name, values in grid.items() if name not in fixed}
+
+
+def grid_points(grid: Mapping[str, Sequence[Any]]) -> tuple[dict[str, Any], ...]:
+    """Return every combination of a grid's values; an empty grid has none to choose from.
+
+    >>> grid_points({"head.gamma": [1.0, 0.1]})
+    ({'head.gamma': 1.0}, {'head.gamma': 0.1})
+    """
+    if not grid:
+        return ()
+    count = math.prod(len(values) for values in grid.values())
+    if count > MOST_POINTS:
+        raise InvalidValue(f"a grid of {count:,} points is more than anyone can train: leave at most {MOST_POINTS:,}")
+    return tuple(dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
+
+
+def shortened(recipe: Recipe, schedule_scale: float, train_size: int) -> Recipe:
+    """Scale the epochs (at least one is left; milestones are shares and follow) and limit the training set.
+
+    >>> shortened(load_recipe("mnist-1k"), 0.1, 500).training.epochs
+    20
+    """
+    values: dict[str, Any] = {}
+    if schedule_scale != 1:
+        values["training.epochs"] = max(1, round(recipe.training.epochs * schedule_scale))
+    if train_size:
+        values["data.train_size"] = train_size
+    return recipe.override(values)
+
+
+def check_heads(heads: Sequence[str] | None) -> list[str]:
+    """Return the heads named, in the order of the paper's table; all of them for None."""
+    from dropmax.heads import HEADS
+
+    for head in heads or ():
+        if head not in HEADS:
+            raise InvalidValue(
+                f"unknown head {head!r}:{did_you_mean(head, HEADS)} The heads are all, {', '.join(HEADS)}"
+            )
+    return [head for head in HEADS if heads is None or head in heads]
+
+
+def check_sizes(runs: int, schedule_scale: float, train_size: int) -> None:
+    """Refuse numbers that make no plan."""
+    if runs < 1:
+        raise InvalidValue(f"--runs must be at least 1, got {runs}")
+    if runs > MOST_RUNS:
+        raise InvalidValue(f"--runs must be at most {MOST_RUNS:,}, got {runs}")
+    if not 0 < schedule_scale < float("inf"):
+        raise InvalidValue(
+            f"--schedule-scale must be above 0, such as 0.1 for a tenth of the epochs, got {schedule_scale}"
+        )
+    if train_size < 0:
+        raise InvalidValue(f"--train-size must be at least 1, or 0 for all, got {train_size}")
+
+
+def _spell(value: Any) -> str:
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return re.sub(r"[^\w.+-]", "_", text)

@@ -1,0 +1,200 @@
+"""What a worker does with a job: train in a scratch directory, evaluate, and answer with one dictionary.
+
+``python -m dropmax.lab.experiments.worker`` is the process the local engine starts: jobs come in as lines of JSON,
+results go out the same way. It imports torch once and then works through many jobs.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import queue
+import re
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dropmax.errors import DataError, DropMaxError, MissingDependency, RunError
+from dropmax.lab.experiments.plan import Job
+from dropmax.workbench.files import CannotWrite
+
+__all__ = ["FORMAT", "failure", "run_job"]
+
+#: Version of the result files.
+FORMAT = 1
+
+#: The loop says where it kept the last good state; here that place is about to be deleted.
+_KEPT = re.compile(r"; the state before epoch (\d+) is kept in .*")
+
+#: Masks drawn for an example in mode mc.
+SAMPLES = 100
+
+
+def run_job(
+    job: Job,
+    work: Path,
+    *,
+    data_dir: Path | str | None = None,
+    modes: Sequence[str] | None = None,
+    command: str | None = None,
+    stamps: dict[str, Any] | None = None,
+    device: str | None = None,
+) -> dict[str, Any]:
+    """Train a job in the directory ``work``, going on where a killed attempt stopped, and return its result.
+
+    A tuning job is measured on the validation set only. A run that diverges gives a result with status ``failed``.
+    Wrong data or a wrong recipe is not a property of the run, and raises.
+
+    >>> import tempfile
+    >>> from dropmax.lab.experiments.plan import plan_table
+    >>> tiny = {"training.epochs": 1, "data.train_size": 50, "data.validation_size": 50}
+    >>> job = plan_table(["mnist-1k"], heads=["softmax"], tune=False, overrides=tiny).groups[0].run_jobs({}, 1)[0]
+    >>> result = run_job(job, Path(tempfile.mkdtemp()) / "work")
+    >>> result["status"], sorted(result["test"]["mean"])
+    ('done', ['aurc', 'brier', 'ece', 'error', 'nll'])
+    """
+    from dropmax.workbench.provenance import provenance
+    from dropmax.workbench.training import Interrupted
+
+    started = time.monotonic()
+    result: dict[str, Any] = {
+        "format": FORMAT,
+        "job": job.id,
+        "status": "done",
+        "group": job.group,
+        "kind": job.kind,
+        "seed": job.seed,
+        "point": job.point,
+        **(stamps or {}),
+        "recipe": job.recipe.to_dict(),
+        "resumed": False,
+    }
+    try:
+        run, result["resumed"] = _train(job, work, data_dir, device)
+        result["last_row"] = run.metrics()[-1]
+        if job.kind == "runs":
+            result["curve"] = [row for row in run.metrics() if "validation" in row]
+        result |= _measure(job, run.path, data_dir, modes, device)
+    except (Interrupted, DataError, MissingDependency, CannotWrite):  # a full disk is no property of the run either
+        raise
+    except RunError as error:
+        result |= {"status": "failed", "reason": _KEPT.sub(r" (epoch \1)", str(error))}
+    result["seconds"] = round(time.monotonic() - started, 3)
+    result["provenance"] = {**provenance(command, [job.seed]), "commit": commit_at_start()}
+    return result
+
+
+def failure(job: Job, reason: str, stamps: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the result of a job that could not be done.
+
+    >>> from dropmax.lab.experiments.plan import plan_table
+    >>> job = plan_table(["mnist-1k"], heads=["softmax"]).groups[0].run_jobs({}, 1)[0]
+    >>> failure(job, "its process died")["status"]
+    'failed'
+    """
+    about = {"format": FORMAT, "job": job.id, "status": "failed", "reason": reason, "group": job.group}
+    about |= {"kind": job.kind, "seed": job.seed, "point": job.point, **(stamps or {}), "recipe": job.recipe.to_dict()}
+    return about
+
+
+@functools.cache
+def commit_at_start() -> str | None:
+    """Return the commit of the code this process runs: asked once, early, as the tree may move on."""
+    from dropmax.workbench.provenance import commit
+
+    return commit()
+
+
+def _train(job: Job, work: Path, data_dir: Path | str | None, device: str | None) -> tuple[Any, bool]:
+    """Return the finished run directory, and whether it was begun by an earlier attempt."""
+    from dropmax.workbench.training import Interrupted, resume, train
+
+    begun = work / "recipe.toml"
+    if begun.exists() and begun.read_text(encoding="utf-8") == job.recipe.to_toml():
+        try:
+            return resume(
+                work, data_dir=data_dir, device=device, quiet=True, trust_network=True
+            ), True  # the job's own recipe
+        except (Interrupted, CannotWrite):
+            raise
+        except RunError:
+            pass  # what is left cannot be used: begin again
+    shutil.rmtree(work, ignore_errors=True)
+    work.parent.mkdir(parents=True, exist_ok=True)
+    return train(job.recipe, work, data_dir=data_dir, device=device, quiet=True), False
+
+
+def _measure(
+    job: Job, path: Path, data_dir: Path | str | None, modes: Sequence[str] | None, device: str | None
+) -> dict[str, Any]:
+    import torch
+
+    from dropmax import metrics
+    from dropmax.heads import MODES
+    from dropmax.heads.masked import MaskedHead
+    from dropmax.workbench.evaluation import predict
+    from dropmax.workbench.training import load_data, load_model
+
+    # Trained a moment ago by the job's own recipe, whose network is imported already or is the plan's own word.
+    trained = load_model(path, device=device or ("cuda" if torch.cuda.is_available() else "cpu"), trust_network=True)
+    data = load_data(job.recipe, data_dir)
+    # A head without random masks gives the same answer in every mode.
+    wanted = [mode for mode in MODES if mode == "mean" or modes is None or mode in modes]
+    supported = wanted if isinstance(trained.model.head, MaskedHead) else ["mean"]
+    splits = (
+        {"validation": data.validation} if job.kind == "tune" else {"validation": data.validation, "test": data.test}
+    )
+    found: dict[str, Any] = {
+        "examples": {"train": len(data.train), **{name: len(part) for name, part in splits.items()}}
+    }
+    for name, split in splits.items():
+        found[name] = {}
+        for mode in supported:
+            generator = torch.Generator(next(trained.model.parameters()).device).manual_seed(job.seed)
+            outputs = predict(trained.model, trained.batches(split), mode=mode, samples=SAMPLES, generator=generator)
+            found[name][mode] = metrics.evaluate(outputs.probs, outputs.labels)
+    return found
+
+
+def main() -> None:
+    """Work through the jobs that come in, until the other side closes the pipe or dies."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever else prints must not get between the answers
+    jobs: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            jobs.put(line)
+        os.kill(os.getpid(), signal.SIGTERM)  # nobody waits for us: in training this saves a checkpoint first
+
+    threading.Thread(target=listen, daemon=True).start()
+    import torch
+
+    from dropmax.workbench.training import Interrupted
+
+    torch.set_num_threads(1)
+    commit_at_start()
+    while True:
+        message = json.loads(jobs.get())
+        job = Job.from_dict(message["job"])
+        options = message["options"]
+        try:
+            answer: dict[str, Any] = {"result": run_job(job, Path(message["work"]), **options)}
+        except Interrupted:
+            sys.exit(128 + signal.SIGTERM)
+        except DropMaxError as error:
+            answer = {"stop": f"{job.id}: {error}"}
+        except Exception as error:  # a bug costs this run, not the others
+            answer = {"result": failure(job, f"{type(error).__name__}: {error}", options["stamps"])}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

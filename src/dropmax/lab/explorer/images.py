@@ -1,0 +1,123 @@
+"""Images from strangers, decoded with care, and images for the page; nothing touches the disk."""
+
+from __future__ import annotations
+
+import base64
+import io
+import warnings
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from dropmax.errors import DataError
+from dropmax.lab.explorer.handwriting import as_mnist
+from dropmax.workbench.data.images import _rgb, has_too_many_passes
+
+__all__ = ["FORMATS", "MOST_BYTES", "MOST_PIXELS", "as_digit", "as_trained", "open_upload", "png"]
+
+MOST_BYTES = 10 * 2**20
+MOST_PIXELS = 24_000_000  # about 170 MB while it is being decoded
+#: What browsers show, and no format whose decoder starts other programs or reads other files.
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+
+
+def open_upload(content: bytes) -> Image.Image:
+    """Open an image from bytes, reading no more than its header; refuse other formats and too many pixels.
+
+    >>> open_upload(b"GIF89a, or so it says")
+    Traceback (most recent call last):
+    dropmax.errors.DataError: this file is not an image that can be read; PNG, JPEG, WEBP, GIF and BMP can
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is the lower one
+            image = Image.open(io.BytesIO(content), formats=FORMATS)
+    except Image.DecompressionBombError:
+        raise DataError(f"this image has too many pixels; up to {MOST_PIXELS / 1e6:.0f} million can be read") from None
+    except Exception:  # Pillow raises almost anything on a damaged file, and all of it means the same
+        named = f"{', '.join(FORMATS[:-1])} and {FORMATS[-1]}"
+        raise DataError(f"this file is not an image that can be read; {named} can") from None
+    if image.format in ("JPEG", "MPO") and has_too_many_passes(content, image.width * image.height):
+        raise DataError("this JPEG asks for more passes over its pixels than any sound one does")
+    if image.width * image.height > MOST_PIXELS:
+        raise DataError(
+            f"this image has {image.width:,} x {image.height:,} pixels; "
+            f"up to {MOST_PIXELS / 1e6:.0f} million can be read"
+        )
+    return image
+
+
+def as_trained(image: Image.Image, input_shape: tuple[int, ...], stored_size: int) -> Tensor:
+    """Return an opened image as uint8 (C, H, W), just as ``dropmax predict`` prepares a file.
+
+    >>> buffer = io.BytesIO()
+    >>> Image.new("RGB", (40, 20), "red").save(buffer, "PNG")
+    >>> as_trained(open_upload(buffer.getvalue()), (3, 64, 64), 72)[:, 32, 32]
+    tensor([255,   0,   0], dtype=torch.uint8)
+    """
+    channels, height, width = input_shape
+    try:
+        image.draft(None, (3 * stored_size, 3 * stored_size))
+        ImageOps.exif_transpose(image, in_place=True)
+        image = _rgb(image)
+        side = min(image.size)
+        left, top = (image.width - side) // 2, (image.height - side) // 2
+        box = (left, top, left + side, top + side)
+        square = image.resize((stored_size, stored_size), Image.Resampling.BICUBIC, box, 3.0)
+    except Exception:
+        raise DataError("this image is damaged: its header is fine, its pixels are not") from None
+    pixels = torch.from_numpy(np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1)))
+    if channels == 1:
+        luma = torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)
+        pixels = (pixels * luma).sum(0, keepdim=True).round().to(torch.uint8)
+    down, right = (stored_size - height) // 2, (stored_size - width) // 2
+    return pixels[:, down : down + height, right : right + width]
+
+
+def as_digit(image: Image.Image) -> Tensor:
+    """Return an opened picture of one digit as MNIST would hold it, uint8 (1, 28, 28).
+
+    The ink is what differs from the paper, and the paper is the shade most of the rim has: dark on light or light on
+    dark both work. Transparent pixels are paper.
+
+    >>> picture = Image.new("L", (100, 100), 255)
+    >>> picture.paste(0, (45, 10, 55, 90))  # a black stroke on white
+    >>> as_digit(picture).sum(-1)[0, 14]
+    tensor(765)
+    """
+    try:
+        image.draft("L", (560, 560))
+        ImageOps.exif_transpose(image, in_place=True)
+        image = image.convert("RGBA") if image.has_transparency_data else _rgb(image)
+        image.thumbnail((560, 560), Image.Resampling.BOX)
+        if image.mode == "RGBA":
+            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+        grey = np.asarray(image.convert("L")).astype(np.int16)
+    except Exception:
+        raise DataError("this image is damaged: its header is fine, its pixels are not") from None
+    rim = np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]])
+    return torch.from_numpy(as_mnist(_stretched(np.abs(grey - int(np.median(rim))))))[None]
+
+
+def _stretched(difference: NDArray[np.int16]) -> NDArray[np.uint8]:
+    """Scale the strongest ink to 255, and drop what is below a fifth of it: paper is never quite even."""
+    most = int(difference.max())
+    if most < 24:
+        raise DataError("this picture is one even shade: there is no digit to see")
+    ink = difference * (255 / most)
+    return np.where(ink < 51, 0, ink).astype(np.uint8)
+
+
+def png(pixels: Tensor) -> str:
+    """Return uint8 pixels (C, H, W) as a ``data:`` address of a PNG: in colour for C = 3, else the first channel.
+
+    >>> png(torch.zeros(1, 2, 2, dtype=torch.uint8))[:22]
+    'data:image/png;base64,'
+    """
+    array = pixels.permute(1, 2, 0).numpy() if len(pixels) == 3 else pixels[0].numpy()
+    buffer = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(array)).save(buffer, "PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -1,0 +1,351 @@
+"""What the explorer knows: a trained model, its answers on the test examples, and its answer to anything new."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dropmax.checks import NotFinite
+from dropmax.errors import DataError, RunError
+from dropmax.heads.masked import MaskedHead
+from dropmax.lab.explorer import images
+from dropmax.workbench.data import Split
+from dropmax.workbench.data.progress import progress
+from dropmax.workbench.evaluation import confusable
+from dropmax.workbench.training import TrainedModel, load_data, load_model
+
+__all__ = ["ORDERS", "Explorer", "shown_name"]
+
+#: Ways to sort the examples; "attention" sorts by the retain probability of the class ``rival``.
+ORDERS = ("hardest", "easiest", "attention")
+PAGE = 48
+MASKS = 8
+NOISE_LEVELS = tuple(step / 20 for step in range(21))
+MOST_CLASSES = 1000
+MAP_CLASSES = 200
+
+
+class Explorer:
+    """A trained model beside the test examples of its data, measured once; every method returns plain JSON values.
+
+    Predictions are exact, the sum over all masks (``predict_proba(mode="exact")``). An example is as hard as the
+    truth is improbable.
+
+    >>> from dropmax.workbench.recipes import load_recipe
+    >>> from dropmax.workbench.training import build
+    >>> recipe = load_recipe("mnist-1k")
+    >>> data = load_data(recipe)
+    >>> trained = TrainedModel(
+    ...     build(recipe, (1, 28, 28), 10).eval(), recipe, data.classes, (1, 28, 28), data.mean, data.std, 28
+    ... )
+    >>> explorer = Explorer(trained, Split(data.test.inputs[:20], data.test.labels[:20]), "untrained")
+    >>> explorer.examples()["total"], len(explorer.answer(data.test.inputs[0])["rows"])
+    (20, 10)
+    """
+
+    def __init__(self, trained: TrainedModel, test: Split, name: str) -> None:
+        if test.input_shape != trained.input_shape:
+            raise RunError(
+                f"the test examples have the shape {test.input_shape}, but {name} was trained on "
+                f"{trained.input_shape}: its data changed since"
+            )
+        if len(trained.classes) > MOST_CLASSES:
+            raise RunError(
+                f"{name} has {len(trained.classes):,} classes; the explorer shows up to {MOST_CLASSES:,}. "
+                "`dropmax evaluate` and `dropmax predict` take any number"
+            )
+        if not len(test):
+            raise DataError(f"the data of {name} has no test examples to explore")
+        self.trained, self.test, self.name = trained, test, name
+        self.classes = [shown_name(label, k) for k, label in enumerate(trained.classes)]
+        self._measure()
+
+    @classmethod
+    def open(
+        cls, run: Path, *, data_dir: Path | None = None, device: str = "cpu", trust_network: bool = False
+    ) -> Explorer:
+        """Load a run directory (or a ``model.safetensors``) and the data its recipe names."""
+        trained = load_model(run, device=device, trust_network=trust_network)
+        data = load_data(trained.recipe, data_dir)
+        if data.classes != trained.classes:
+            raise RunError(f"the classes of {trained.recipe.data.name} are not those {run} was trained on")
+        return cls(trained, data.test, run.resolve().name if run.is_dir() else run.name)
+
+    # --- about the run -------------------------------------------------------------------------------------------
+
+    def about(self) -> dict[str, Any]:
+        """Return what the page needs to know first."""
+        shape = self.trained.input_shape
+        recipe = self.trained.recipe
+        return {
+            "run": shown_name(self.name),
+            "head": recipe.head["name"],
+            "network": shown_name(str(recipe.network["name"])),
+            "data": shown_name(Path(recipe.data.name).name),
+            "classes": self.classes,
+            "images": self.trained.is_images,
+            "uploads": self.takes_images,
+            "drawing": self.takes_drawings,
+            "shape": list(shape),
+            "masks": _masks_of(self.trained.model.head),
+            "examples": len(self.test),
+            "error": _rounded(float((self._predicted != self._labels).mean())),
+            "page_size": PAGE,
+            "noise_levels": list(NOISE_LEVELS),
+            "limits": {"bytes": images.MOST_BYTES, "pixels": images.MOST_PIXELS, "formats": list(images.FORMATS)},
+        }
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether an image file can be prepared for the network: grey or colour, and square."""
+        shape = self.trained.input_shape
+        return len(shape) == 3 and shape[0] in (1, 3) and max(shape[1:]) <= self.trained.stored_size
+
+    @property
+    def takes_drawings(self) -> bool:
+        """Whether the network takes what MNIST holds: one grey image of 28 x 28."""
+        return self.trained.input_shape == (1, 28, 28)
+
+    # --- the test examples ---------------------------------------------------------------------------------------
+
+    def examples(
+        self,
+        *,
+        true: int | None = None,
+        predicted: int | None = None,
+        order: str = "hardest",
+        rival: int | None = None,
+        page: int = 1,
+    ) -> dict[str, Any]:
+        """Return a page of the examples with these classes, in this order; a page past the end is the last one."""
+        chosen = np.ones(len(self.test), bool)
+        if true is not None:
+            chosen &= self._labels == true
+        if predicted is not None:
+            chosen &= self._predicted == predicted
+        rows = np.flatnonzero(chosen)
+        if order == "attention" and rival is not None:
+            keys = -self._retain[rows, rival].astype(np.float32)
+        else:
+            keys = self._truth.numpy()[rows] * (-1 if order == "easiest" else 1)
+        rows = rows[np.argsort(keys, kind="stable")]
+        pages = max(1, math.ceil(len(rows) / PAGE))
+        page = min(page, pages)
+        return {
+            "total": len(rows),
+            "page": page,
+            "pages": pages,
+            "examples": [
+                {
+                    "index": row,
+                    "true": int(self._labels[row]),
+                    "predicted": int(self._predicted[row]),
+                    "truth": _rounded(float(self._truth[row])),
+                    "image": self._picture(self._input(row)),
+                    **({} if rival is None else {"attention": _rounded(float(self._retain[row, rival]))}),
+                }
+                for row in rows[(page - 1) * PAGE : page * PAGE].tolist()
+            ],
+        }
+
+    def example(self, index: int, *, noise: float = 0.0, seed: int = 0) -> dict[str, Any]:
+        """Return the answer for one test example with noise of this standard deviation, and its true class."""
+        inputs = self._noisy(self._input(index), [noise], seed)[0]
+        truth = int(self._labels[index])
+        return {"index": index, "true": truth, "noise": noise, **self.answer(inputs, seed=seed, keep=truth)}
+
+    @torch.inference_mode()
+    def noise(self, index: int, *, seed: int = 0) -> dict[str, Any]:
+        """Return how the answer for one example fades as the same noise grows louder.
+
+        For each of ``NOISE_LEVELS``: the exact probability (and its standard deviation over the masks) of what is
+        the answer without noise, and the entropy of the prediction as a share of its largest value, log K.
+        """
+        probs, std, _, _ = self._look(self._noisy(self._input(index), NOISE_LEVELS, seed))
+        answer = int(probs[0].argmax())
+        entropy = torch.special.entr(probs).sum(-1) / math.log(probs.shape[-1])
+        return {
+            "index": index,
+            "answer": answer,
+            "levels": list(NOISE_LEVELS),
+            "probability": _rounded(probs[:, answer].tolist()),
+            "std": _rounded(std[:, answer].tolist()),
+            "entropy": _rounded(entropy.clamp(0, 1).tolist()),
+        }
+
+    # --- one answer ----------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def answer(self, inputs: Tensor, *, seed: int = 0, keep: int | None = None) -> dict[str, Any]:
+        """Return what the model says about one raw input: uint8 (C, H, W), or features (D,).
+
+        Up to 20 classes all get a row, in their order; of more, the twelve that matter, likeliest first, and the
+        class ``keep``. A row has the exact probability ``p``, its standard deviation ``std`` over the masks, the
+        retain probability ``rho``, and whether each of a few sampled masks keeps the class.
+        """
+        probs, std, retain, logits = (rows[0] for rows in self._look(inputs[None]))
+        predicted = int(probs.argmax())
+        rivals = confusable(retain[None], torch.tensor([predicted]))[0]
+        nearest = [k for k in retain.argsort(descending=True, stable=True)[:4].tolist() if k != predicted][:3]
+        masks = self._sampled_masks(logits, retain, seed)
+        rows = _rows_that_matter(probs, retain, [k for k in (keep, *rivals) if k is not None])
+        entropy = float(torch.special.entr(probs).sum() / math.log(len(probs)))
+        return {
+            "predicted": predicted,
+            "probability": _rounded(float(probs[predicted])),
+            "std": _rounded(float(std[predicted])),
+            "entropy": _rounded(min(1.0, max(0.0, entropy))),
+            "confusable": [{"class": k, "rho": _rounded(float(retain[k]))} for k in rivals],
+            "nearest": [{"class": k, "rho": _rounded(float(retain[k]))} for k in nearest],
+            "rows": [
+                {
+                    "class": k,
+                    "p": _rounded(float(probs[k])),
+                    "std": _rounded(float(std[k])),
+                    "rho": _rounded(float(retain[k])),
+                    "kept": [bool(mask["kept"][k]) for mask in masks],
+                }
+                for k in rows
+            ],
+            "masks": [{name: value for name, value in mask.items() if name != "kept"} for mask in masks],
+            "image": self._picture(inputs),
+        }
+
+    @torch.inference_mode()
+    def _look(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return exact probabilities, their standard deviations, rho and class logits for raw inputs."""
+        model = self.trained.model
+        device = next(model.parameters()).device
+        features = model.net(self.trained.prepare(inputs.to(device)))
+        with self._damage_reported():
+            probs = model.head.predict_proba(features, "exact")
+            found = (probs, model.head.predictive_std(features), model.head.retain_probs(features))
+        rows = tuple(tensor.float().cpu() for tensor in (*found, model.head.classifier(features)))
+        return rows[0], rows[1], rows[2], rows[3]
+
+    @contextlib.contextmanager
+    def _damage_reported(self) -> Iterator[None]:
+        try:
+            yield
+        except NotFinite as error:
+            raise RunError(
+                f"{self.name} answers with numbers that are not finite, its weights are damaged ({error})"
+            ) from error
+
+    def _sampled_masks(self, logits: Tensor, retain: Tensor, seed: int) -> list[dict[str, Any]]:
+        if not isinstance(self.trained.model.head, MaskedHead):
+            return []
+        kept = torch.rand(MASKS, len(retain), generator=torch.Generator().manual_seed(seed)) < retain
+        masks = []
+        for mask in kept:
+            used = mask if bool(mask.any()) else ~mask  # nothing kept: the whole softmax
+            probs = logits.masked_fill(~used, -torch.inf).softmax(-1)
+            best = int(probs.argmax())
+            masks.append({"kept": mask, "count": int(mask.sum()), "class": best, "p": _rounded(float(probs[best]))})
+        return masks
+
+    # --- the class map -------------------------------------------------------------------------------------------
+
+    def map(self) -> dict[str, Any]:
+        """Return the mean rho of each true class (rows) for each class, and how often each was the answer.
+
+        A class without test examples has a row of None in ``rho``. Of more than 200 classes, those with most wrong
+        answers given or received are shown.
+        """
+        count = len(self.classes)
+        confusion = np.zeros((count, count), np.int64)
+        np.add.at(confusion, (self._labels, self._predicted), 1)
+        shown = np.arange(count)
+        if count > MAP_CLASSES:
+            wrong = confusion - np.diag(confusion.diagonal())
+            shown = np.sort(np.argsort(-(wrong.sum(0) + wrong.sum(1)), kind="stable")[:MAP_CLASSES])
+        rho = []
+        for k in shown:
+            mine = self._retain[self._labels == k][:, shown]
+            rho.append(np.round(mine.mean(0, dtype=np.float64), 4).tolist() if len(mine) else None)
+        return {"classes": shown.tolist(), "rho": rho, "counts": confusion[np.ix_(shown, shown)].tolist()}
+
+    # --- inside --------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def _measure(self) -> None:
+        model = self.trained.model
+        truth, predicted, retain = [], [], []
+        with progress("looking at the test examples", len(self.test), "examples") as advance:
+            for x, y in self.trained.batches(self.test, 250):
+                features = model.net(x)
+                with self._damage_reported():
+                    probs = model.head.predict_proba(features, "exact")
+                truth.append(probs.gather(-1, y[:, None])[:, 0].float().cpu())
+                predicted.append(probs.argmax(-1).cpu())
+                retain.append(model.head.retain_probs(features).half().cpu())  # half: a thousand classes fit too
+                advance(len(y))
+        self._labels = self.test.labels.numpy()
+        self._truth = torch.cat(truth)
+        self._predicted = torch.cat(predicted).numpy()
+        self._retain = torch.cat(retain).numpy()
+
+    def _input(self, index: int) -> Tensor:
+        inputs = self.test.inputs[index]
+        if self.test.crop is None:
+            return inputs
+        _, height, width = self.test.input_shape
+        down, right = (inputs.shape[1] - height) // 2, (inputs.shape[2] - width) // 2
+        return inputs[:, down : down + height, right : right + width]
+
+    def _noisy(self, inputs: Tensor, levels: list[float] | tuple[float, ...], seed: int) -> Tensor:
+        """Return the input with Gaussian noise, once a level: in units of the whole range of pixels, or of std."""
+        noise = torch.randn(inputs.shape, generator=torch.Generator().manual_seed(seed))
+        loudness = torch.tensor(levels).view(-1, *(1,) * inputs.ndim)
+        if self.trained.is_images:
+            return (inputs + loudness * 255 * noise).round().clamp(0, 255).to(torch.uint8)
+        return inputs + loudness * torch.tensor(self.trained.std) * noise
+
+    def _picture(self, inputs: Tensor) -> str | None:
+        return images.png(inputs) if self.trained.is_images else None
+
+
+def shown_name(name: str, number: int | None = None, *, most: int = 80) -> str:
+    """Return a name that is safe to show: no control, bidirectional or lone surrogate characters, and not too long.
+
+    >>> shown_name("cat\\x1b[31m\\u202egod")
+    'cat�[31m�god'
+    >>> shown_name("  ", 3)
+    'class 3'
+    """
+    kept = "".join("\N{REPLACEMENT CHARACTER}" if unicodedata.category(c) in _HIDDEN else c for c in name[:most])
+    if len(name) > most:
+        kept = kept[:-1] + "…"
+    return kept if kept.strip() else f"class {number}" if number is not None else "(no name)"
+
+
+#: Control, format (these turn text around or hide it), surrogates, line and paragraph separators.
+_HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+
+
+def _masks_of(head: torch.nn.Module) -> str:
+    if isinstance(head, MaskedHead):
+        return "random"
+    if isinstance(getattr(head, "retain", None), torch.nn.Module):
+        return "gate"  # computed, never drawn
+    return "training" if hasattr(head, "retain") else "none"
+
+
+def _rows_that_matter(probs: Tensor, retain: Tensor, wanted: list[int]) -> list[int]:
+    if len(probs) <= 20:
+        return list(range(len(probs)))
+    chosen = list(dict.fromkeys([*probs.topk(8).indices.tolist(), *wanted, *retain.topk(12).indices.tolist()]))[:12]
+    chosen += [k for k in wanted if k not in chosen]
+    return sorted(chosen, key=lambda k: -float(probs[k]))
+
+
+def _rounded(value: Any) -> Any:
+    return [round(v, 6) for v in value] if isinstance(value, list) else round(value, 6)

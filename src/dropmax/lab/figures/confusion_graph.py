@@ -1,0 +1,144 @@
+"""The confusion graph: classes linked where the retain probabilities say they may be confused."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dropmax.lab.figures import style
+from dropmax.lab.figures.subject import Subject
+from dropmax.workbench.evaluation import Outputs, confusable
+
+__all__ = ["CAPTION", "Link", "around_a_circle", "draw", "links"]
+
+CAPTION = (
+    "Classes linked where ρ says they may be confused: the wider the link, the larger the share of test examples "
+    "predicted as one of the two for which the other's ρ stands out. It needs no labels."
+)
+#: More links than this, or more classes, and nobody can read it.
+MOST_LINKS, MOST_CLASSES = 30, 24
+
+
+@dataclass(frozen=True)
+class Link:
+    """Two classes: the share of examples predicted as either for which rho flags the other, and measured mistakes.
+
+    >>> Link(3, 5, flagged=0.125, mistakes=7).flagged
+    0.125
+    """
+
+    first: int
+    second: int
+    flagged: float
+    mistakes: int
+
+
+def links(outputs: Outputs, *, classes: int = MOST_CLASSES, limit: int = MOST_LINKS) -> list[Link]:
+    """Return the strongest links, strongest first, among at most ``classes`` classes.
+
+    What stands out is what ``evaluation.confusable`` says. Where a head learns no masks, so that nothing
+    does, the links are the pairs it mistakes for one another.
+
+    >>> rho = torch.tensor([[0.8, 0.6, 0.2, 0.2], [0.7, 0.8, 0.2, 0.2], [0.2, 0.2, 0.8, 0.2], [0.2, 0.2, 0.2, 0.8]])
+    >>> links(Outputs(torch.eye(4), rho, torch.tensor([0, 0, 2, 3])))
+    [Link(first=0, second=1, flagged=1.0, mistakes=1)]
+    """
+    answers = outputs.probs.argmax(-1)
+    count = outputs.probs.shape[-1]
+    flagged = torch.zeros(count, count)
+    for answer, rivals in zip(answers.tolist(), confusable(outputs.retain, answers), strict=True):
+        for rival in rivals:
+            flagged[answer, rival] += 1
+    mistakes = torch.zeros(count, count)
+    mistakes.index_put_((outputs.labels, answers), torch.ones(len(answers)), accumulate=True)
+    mistakes.fill_diagonal_(0)
+    both_flagged, both_mistakes = flagged + flagged.T, mistakes + mistakes.T
+    predicted = answers.bincount(minlength=count).float()
+    share = both_flagged / (predicted[:, None] + predicted[None]).clamp(min=1)
+    learned = bool((outputs.retain != outputs.retain[:, :1]).any())
+    strength = share if learned else both_mistakes
+    upper = strength.triu(1).flatten()
+    found: list[Link] = []
+    seen: set[int] = set()
+    for place in upper.argsort(descending=True, stable=True)[: 20 * limit].tolist():
+        if upper[place] <= 0 or len(found) == limit:
+            break
+        i, j = divmod(place, count)
+        if len(seen | {i, j}) <= classes:
+            seen |= {i, j}
+            found.append(Link(i, j, float(share[i, j]), int(both_mistakes[i, j])))
+    return found
+
+
+def around_a_circle(found: list[Link], every: int = 0) -> list[int]:
+    """Return the classes of some links in an order that puts linked ones side by side; also classes 0 .. every - 1.
+
+    It goes from class to class along the strongest link that leads to a new one.
+
+    >>> around_a_circle([Link(0, 3, 0.5, 0), Link(3, 1, 0.4, 0), Link(2, 4, 0.1, 0)])
+    [0, 3, 1, 2, 4]
+    """
+    order: list[int] = []
+    waiting = list(dict.fromkeys([k for link in found for k in (link.first, link.second)] + list(range(every))))
+    while waiting:
+        here = order[-1] if order else None
+        nexts = [
+            link.second if link.first == here else link.first for link in found if here in (link.first, link.second)
+        ]
+        chosen = next((k for k in nexts if k in waiting), waiting[0])
+        waiting.remove(chosen)
+        order.append(chosen)
+    return order
+
+
+def draw(subject: Subject) -> tuple[Any, str]:
+    """Draw the graph of one run, classes around a circle."""
+    plt = style.pyplot()
+    run = subject.with_masks()
+    found = links(run.outputs)
+    few = len(run.classes) <= MOST_CLASSES
+    order = around_a_circle(found, len(run.classes) if few else 0)
+    figure, axes = plt.subplots(figsize=(0.66 * style.PAGE, 0.66 * style.PAGE))
+    places = {k: 2 * math.pi * i / max(1, len(order)) for i, k in enumerate(order)}
+    most = max((link.flagged for link in found), default=1.0)
+    for link in reversed(found):  # the strongest on top
+        weight = link.flagged / most
+        x, y = _arc(places[link.first], places[link.second])
+        axes.plot(
+            x, y, color=style.BLUE, linewidth=0.6 + 5.4 * weight, alpha=0.25 + 0.65 * weight, solid_capstyle="round"
+        )
+    long = max((len(run.classes[k]) for k in order), default=1) > 3
+    for k, angle in places.items():
+        right, up = math.cos(angle), math.sin(angle)
+        axes.plot([right], [up], "o", color="white", markeredgecolor="black", markersize=6, zorder=3)
+        turned = math.degrees(angle)
+        flip = 90 < turned < 270
+        axes.text(
+            1.07 * right, 1.07 * up, style.plain(run.classes[k].replace("_", " "), 18),
+            rotation=(turned + 180 if flip else turned) if long else 0, rotation_mode="anchor",
+            ha=("right" if flip else "left") if long else "center", va="center", fontsize=8,
+        )  # fmt: skip
+    reach = 1.6 if long else 1.2
+    axes.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
+    style.bare(axes)
+    if not found:
+        return figure, "For no test example does a rival's ρ stand out."
+    names = run.classes
+    strongest = ", ".join(
+        f"{names[one.first]} and {names[one.second]} ({100 * one.flagged:.1f} %)" for one in found[:5]
+    )
+    left_out = "" if few else f" Shown are the {len(found)} strongest links among {len(order)} of {len(names)} classes."
+    return figure, f"{run.path.name}. The strongest: {strongest}.{left_out}"
+
+
+def _arc(start: float, end: float) -> tuple[Tensor, Tensor]:
+    """Return a curve between two places on the circle that bends towards its middle."""
+    t = torch.linspace(0, 1, 40)
+    ends = [torch.tensor([math.cos(angle), math.sin(angle)]) for angle in (start, end)]
+    middle = 0.35 * (ends[0] + ends[1])
+    curve = ((1 - t) ** 2)[:, None] * ends[0] + (2 * t * (1 - t))[:, None] * middle + (t**2)[:, None] * ends[1]
+    return curve[:, 0], curve[:, 1]

@@ -1,0 +1,111 @@
+"""Figure 3: how fast each head learns, and whether it overfits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dropmax.lab.figures import style
+from dropmax.lab.figures.runs import Run, data_name
+from dropmax.lab.figures.subject import Subject
+
+__all__ = ["CAPTION", "draw", "draw_band"]
+
+CAPTION = "Cross entropy in training, pale on what is trained on and full on what is not."
+
+_RECORDED = (
+    "Recorded at each step, with ρ in place of the masks z that training draws; the full lines are the cross "
+    "entropy of the first 1,000 test examples."
+)
+_LOGGED = (
+    "From the runs' logs, a point an epoch: the training curve of a head with masks is drawn with its masks z, the "
+    "validation curve with ρ. Add --record for every step, the test set, and ρ in both."
+)
+
+
+@dataclass(frozen=True)
+class _Curves:
+    """A run's two curves."""
+
+    steps: Sequence[float]
+    train: Sequence[float]
+    held_steps: Sequence[float]
+    held: Sequence[float]
+
+
+def draw(subject: Subject) -> tuple[Any, str]:
+    """Draw train and held-out cross entropy of every head, a panel a data set, with a band over seeds."""
+    plt = style.pyplot()
+    groups: dict[str, list[Run]] = {}
+    for run in subject.runs:
+        groups.setdefault(run.recipe.data.name, []).append(run)
+    recorded = all(run in subject.recordings for run in subject.runs)
+    columns = min(2, len(groups))
+    rows = -(-len(groups) // columns)
+    width = style.PAGE if columns > 1 else 0.66 * style.PAGE
+    figure, axes = plt.subplots(rows, columns, figsize=(width, 2.7 * rows), squeeze=False)
+    for spare in axes.flat[len(groups) :]:
+        spare.set_visible(False)
+    band = False
+    for place, (panel, group) in enumerate(zip(axes.flat, groups.values(), strict=False)):
+        looks = Subject(group).looks()
+        for label, runs in Subject(group).methods().items():
+            colour, line = style.look(looks[label])
+            curves = [_recorded(subject, run) if recorded else _logged(run) for run in runs]
+            band |= len(runs) > 1
+            draw_band(panel, [(c.steps, c.train) for c in curves], colour, line, alpha=0.45, width=1.0)
+            draw_band(panel, [(c.held_steps, c.held) for c in curves], colour, line, label=style.plain(label, 40))
+        values = [y for line in panel.get_lines() for y in line.get_ydata() if y > 0]
+        panel.set(xlabel="step", yscale="log" if max(values) > 10 * min(values) else "linear")
+        panel.set_ylabel("cross entropy (nats)" if place % columns == 0 else "")
+        panel.plot([], [], color="black", linewidth=1.6, label="test" if recorded else "validation")
+        panel.plot([], [], color="black", linewidth=1.0, alpha=0.45, label="training")
+        name = style.plain(data_name(group[0].recipe))
+        if len(groups) > 1:
+            style.panel(panel, chr(ord("a") + place), name)
+        else:
+            panel.set_title(name, fontsize=9)
+        panel.legend(fontsize=7.5, ncol=2, loc="upper right")
+    seeds = "Lines are means over seeds, bands go from the lowest to the highest." if band else "One seed: no band."
+    return figure, f"{_RECORDED if recorded else _LOGGED} {seeds}{_fidelity(subject) if recorded else ''}"
+
+
+def draw_band(
+    axes: Any,
+    curves: Sequence[tuple[Any, Any]],
+    colour: str,
+    line: Any,
+    *,
+    label: str | None = None,
+    alpha: float = 1.0,
+    width: float = 1.6,
+) -> None:
+    """Draw the mean of several (x, y) curves and a band from their lowest to their highest value."""
+    grid = np.asarray(max((x for x, _ in curves), key=len), dtype=float)
+    values = np.stack([np.interp(grid, x, y) for x, y in curves])
+    axes.plot(grid, values.mean(0), linestyle=line, color=colour, linewidth=width, alpha=alpha, label=label)
+    if len(curves) > 1:
+        axes.fill_between(grid, values.min(0), values.max(0), color=colour, alpha=0.18 * alpha, linewidth=0)
+
+
+def _recorded(subject: Subject, run: Run) -> _Curves:
+    found = subject.recordings[run]
+    return _Curves(found.steps, found.train, found.test_steps, found.test)
+
+
+def _logged(run: Run) -> _Curves:
+    measured = [row for row in run.log if "validation" in row]
+    return _Curves(
+        [row["step"] for row in run.log],
+        [row["train"]["cross_entropy"] for row in run.log],
+        [row["step"] for row in measured],
+        [row["validation"]["nll"] for row in measured],
+    )
+
+
+def _fidelity(subject: Subject) -> str:
+    same = sum(subject.recordings[run].same_weights for run in subject.runs)
+    return f" {same} of {len(subject.runs)} repetitions ended with the run's very weights."

@@ -1,0 +1,146 @@
+"""Appendix: how uncertainty grows with noise, sampled and exact."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dropmax import exact
+from dropmax.lab.figures import style
+from dropmax.lab.figures.runs import Run, picture
+from dropmax.lab.figures.subject import Subject
+
+__all__ = ["CAPTION", "draw", "keep_the_target", "sampled_on_target"]
+
+CAPTION = (
+    "Predicted probability of the truth, (a) as noise is added to an example, over 1,000 sampled masks (grey dots; "
+    "blue bars are their mean and standard deviation) beside the exact mean and standard deviation (orange line "
+    "and band); (b) the same with the target's mask not sampled but replaced by its ρ, which takes out variance "
+    "that says nothing; (c) as (b), for real test examples of growing difficulty."
+)
+_SAMPLES = 1000
+_LEVELS = 11
+_REAL = 9
+
+
+def keep_the_target(o: Tensor, a: Tensor, target: int) -> tuple[Tensor, Tensor]:
+    """Return logits of the same problem with the target's mask replaced by its rho: o_t + log rho_t, always kept.
+
+    >>> o, a = keep_the_target(torch.zeros(1, 2), torch.zeros(1, 2), 0)
+    >>> [round(float(x), 4) for x in o[0]], a[0, 0].sigmoid() > 0.999999
+    ([-0.6931, 0.0], tensor(True))
+    """
+    o, a = o.clone(), a.clone()
+    o[..., target] += torch.nn.functional.logsigmoid(a[..., target])
+    a[..., target] = 60.0
+    return o, a
+
+
+def sampled_on_target(o: Tensor, a: Tensor, target: Tensor, samples: int, generator: torch.Generator) -> Tensor:
+    """Return the sampled probabilities of each row's target, (S, N)."""
+    kept = torch.rand(samples, *o.shape, generator=generator, dtype=o.dtype) < a.sigmoid()
+    kept |= ~kept.any(-1, keepdim=True)  # nothing kept: the whole softmax
+    probs = o.masked_fill(~kept, -torch.inf).softmax(-1)
+    return probs.gather(-1, target.expand(samples, -1).unsqueeze(-1)).squeeze(-1)
+
+
+def draw(subject: Subject) -> tuple[Any, str]:
+    """Draw the three panels, each over the pictures it is about."""
+    plt = style.pyplot()
+    run = subject.with_masks()
+    generator = torch.Generator().manual_seed(0)
+    index = _example(run)
+    target = int(run.outputs.labels[index])
+    sigmas, images, o, a = _noisy(run, index, generator)
+    real = _of_growing_difficulty(run)
+    figure, axes = plt.subplots(2, 3, figsize=(style.PAGE, 2.9), height_ratios=[4.6, 1], sharey="row")
+    fixed = keep_the_target(o, a, target)
+    row = torch.full((len(sigmas),), target)
+    off = [
+        _panel(axes[0, 0], sigmas, o, a, row, generator),
+        _panel(axes[0, 1], sigmas, *fixed, row, generator),
+    ]
+    for column in (0, 1):
+        axes[0, column].set(xlabel="noise σ", xlim=(-0.06, 1.06), xticks=[0, 0.5, 1])
+        _strip(axes[1, column], [images[i] for i in range(0, len(images), 2)])
+    labels = run.outputs.labels[real]
+    logits, retain_logits = run.logits(rows=real)
+    pairs = [keep_the_target(logits[n], retain_logits[n], int(labels[n])) for n in range(len(real))]
+    _panel(
+        axes[0, 2], torch.arange(len(real)).double(), torch.stack([o for o, _ in pairs]),
+        torch.stack([a for _, a in pairs]), labels, generator,
+    )  # fmt: skip
+    axes[0, 2].set(xlabel="test examples, easy to hard", xticks=[], xlim=(-0.5, len(real) - 0.5))
+    _strip(axes[1, 2], [picture(run.test, i) for i in real])
+    axes[0, 0].set(ylabel="p(truth | x, z)", ylim=(-0.04, 1.04), yticks=[0, 0.5, 1])
+    sure = float(exact.predictive(*fixed)[0, target]) > 0.5  # then the curve comes down from the left
+    axes[0, 1].legend(loc="lower left" if sure else "upper right", fontsize=7)
+    style.panel(axes[0, 0], "a", "all masks sampled")
+    style.panel(axes[0, 1], "b", "target's mask at ρ")
+    style.panel(axes[0, 2], "c", "real examples")
+    return figure, (
+        f"{run.path.name}, test example {index} (class {run.classes[target]}); noise is Gaussian, one pattern "
+        "scaled by σ (1 is the range from black to white), cut to the range of pixels. Largest difference of the "
+        f"sampled means from exact: (a) {off[0]:.3f}, (b) {off[1]:.3f}."
+    )
+
+
+def _example(run: Run) -> int:
+    """Return the test example of class 1, as in the paper, whose truth the model is surest of; else of any class."""
+    labels = run.outputs.labels
+    on_truth = run.outputs.probs.gather(-1, labels[:, None]).squeeze(-1)
+    is_one = labels == 1
+    return int((on_truth.masked_fill(~is_one, -1.0) if bool(is_one.any()) else on_truth).argmax())
+
+
+def _noisy(run: Run, index: int, generator: torch.Generator) -> tuple[Tensor, list[Any], Tensor, Tensor]:
+    clean = torch.from_numpy(np.ascontiguousarray(picture(run.test, index))).double() / 255
+    clean = clean[None] if clean.ndim == 2 else clean.permute(2, 0, 1)
+    pattern = torch.randn(clean.shape, generator=generator, dtype=clean.dtype)
+    sigmas = torch.linspace(0, 1, _LEVELS, dtype=torch.float64)
+    pixels = ((clean + sigmas[:, None, None, None] * pattern).clamp(0, 1) * 255).round().to(torch.uint8)
+    head: Any = run.head
+    with torch.no_grad():
+        h = run.model.net(run.trained.prepare(pixels))
+        o, a = head.classifier(h).double(), head.retain(h).double()
+    shown = [(x[0] if len(x) == 1 else x.permute(1, 2, 0)).numpy() for x in pixels]
+    return sigmas, shown, o, a
+
+
+def _of_growing_difficulty(run: Run) -> list[int]:
+    """Return test examples at even steps of the predicted probability of their truth, from surest to least sure."""
+    on_truth = run.outputs.probs.gather(-1, run.outputs.labels[:, None]).squeeze(-1)
+    wanted = torch.linspace(float(on_truth.max()), float(on_truth.min()), _REAL)
+    return list(dict.fromkeys(int((on_truth - level).abs().argmin()) for level in wanted))
+
+
+def _panel(axes: Any, x: Tensor, o: Tensor, a: Tensor, target: Tensor, generator: torch.Generator) -> float:
+    """Draw samples beside the exact moments; return the largest difference of their means."""
+    samples = sampled_on_target(o, a, target, _SAMPLES, generator)
+    mean = exact.predictive(o, a).gather(-1, target[:, None]).squeeze(-1)
+    std = exact.variance(o, a).gather(-1, target[:, None]).squeeze(-1).sqrt()
+    step = float(x[1] - x[0]) if len(x) > 1 else 1.0
+    shown = samples[:150]
+    jitter = (torch.rand(shown.shape, generator=generator) - 0.5) * 0.5 * step
+    axes.plot((x + jitter).flatten(), shown.flatten(), ".", color=style.GREY, markersize=1.6, alpha=0.35, mew=0)
+    axes.fill_between(x, (mean - std).clamp(0), (mean + std).clamp(max=1), color=style.ORANGE, alpha=0.3, linewidth=0)
+    axes.plot(x, mean, color=style.ORANGE, linewidth=2, label="exact mean ± std")
+    middle, spread = samples.mean(0), samples.std(0, correction=0)
+    bars = torch.stack([torch.minimum(spread, middle), torch.minimum(spread, 1 - middle)]).numpy()  # end at 0 and 1
+    axes.errorbar(
+        x, middle, bars, fmt="o", color=style.BLUE, markersize=2.6, elinewidth=0.9, capsize=1.8,
+        label="1,000 samples",
+    )  # fmt: skip
+    return float((samples.mean(0) - mean).abs().max())
+
+
+def _strip(axes: Any, images: list[Any]) -> None:
+    style.bare(axes)
+    axes.set(xlim=(-0.5, len(images) - 0.5), ylim=(-0.5, 0.5))
+    for place, image in enumerate(images):
+        inset = axes.inset_axes([place / len(images), 0, 0.94 / len(images), 1])
+        inset.imshow(image, cmap="gray_r", interpolation="nearest")
+        style.bare(inset)

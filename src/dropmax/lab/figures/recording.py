@@ -1,0 +1,227 @@
+"""What a finished run no longer tells: its losses and gradients step by step, by training it again.
+
+A checkpoint has no history and the log has a row an epoch. So the run's recipe is trained once more, by the same loop,
+with hooks that look on and draw no random numbers: the same seed, versions and machine give the very same run. What was
+seen is kept as JSON, so that it is recorded once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dropmax.classifier import Classifier
+from dropmax.errors import RunError
+from dropmax.lab.figures.runs import Run, data_name, slug
+from dropmax.metrics import NLL_FLOOR
+from dropmax.workbench.data import Split
+from dropmax.workbench.files import parse_json, write_atomically
+from dropmax.workbench.provenance import provenance
+from dropmax.workbench.terminal import printable
+from dropmax.workbench.training import Interrupted, load_model, train
+
+__all__ = ["Recording", "find_recording", "record", "recording_path"]
+
+#: At most this many points a curve: further steps are averaged in windows.
+_POINTS = 600
+#: The test loss is measured this often, on this many examples.
+_TESTS, _TEST_EXAMPLES = 120, 1000
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A run's history; entry i of ``train``, ``train_with_masks`` and ``gradient_norm`` is a mean up to ``steps[i]``.
+
+    Attributes:
+        recipe: of the run, as TOML.
+        same_weights: whether the repetition ended with the run's own weights, bit by bit.
+        steps: of the training curves.
+        train: cross entropy of the batch with rho in place of the masks, before the step.
+        train_with_masks: the same with the masks z that training drew.
+        gradient_norm: norm of the batch loss's gradient by the classifier's weights and biases, psi.
+        test_steps: of the test curve.
+        test: cross entropy with rho of the first thousand test examples, or of all.
+        provenance: who recorded this, when and how.
+
+    >>> "gradient_norm" in Recording.__dataclass_fields__
+    True
+    """
+
+    recipe: str
+    same_weights: bool
+    steps: list[int]
+    train: list[float]
+    train_with_masks: list[float]
+    gradient_norm: list[float]
+    test_steps: list[int]
+    test: list[float]
+    provenance: dict[str, Any]
+
+
+def recording_path(run: Run, directory: Path) -> Path:
+    """Return where a run's recording is kept: named after its data and head, and a digest of its recipe."""
+    digest = hashlib.sha256(run.recipe.to_toml().encode()).hexdigest()[:10]
+    name = f"{slug(data_name(run.recipe))}-{slug(run.head.name)}-{run.seed}-{digest}.json"
+    return directory / "recordings" / name
+
+
+def find_recording(run: Run, directory: Path) -> Recording | None:
+    """Read a run's recording, or return None where there is none."""
+    path = recording_path(run, directory)
+    try:
+        values = parse_json(path.read_text(encoding="utf-8"))
+        found = Recording(**{field.name: values[field.name] for field in fields(Recording)})
+        if found.recipe != run.recipe.to_toml() or len(found.steps) != len(found.train):
+            raise ValueError("it is of another run")
+        return found
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            f"the recording {path} is damaged ({error}): delete it and record again with --record"
+        ) from error
+
+
+def record(run: Run, directory: Path, *, command: str | None = None, quiet: bool = False) -> Recording:
+    """Train a run's recipe again and keep what happened at each step; a recording that is there is only read."""
+    found = find_recording(run, directory)
+    if found is not None:
+        return found
+    path = recording_path(run, directory)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot make the directory {path.parent}: {error.strerror or error}") from error
+    options = run.recipe.training
+    if not quiet:
+        print(
+            printable(f"recording {run.path}: its {options.epochs} epochs once more, kept in {path}"),
+            file=sys.stderr,
+            flush=True,
+        )
+    # None of these changes a number that training computes.
+    recipe = run.recipe.override({"training.validate_every": options.epochs, "training.compile": False})
+    watcher = _Watcher(run, math.ceil(len(run.train) / options.batch_size) * options.epochs)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".") as scratch:
+        try:
+            with watcher.watching():
+                again = train(recipe, Path(scratch) / "run", data_dir=run.data_dir, device="cpu", quiet=quiet)
+        except Interrupted:
+            raise Interrupted(f"stopped: {run.path} will be recorded from its beginning next time") from None
+        weights = load_model(again.path).model.state_dict()
+    expected = run.model.state_dict()
+    same = all(torch.equal(weights[name].cpu(), expected[name].cpu()) for name in expected)
+    found = watcher.recording(run.recipe.to_toml(), same, provenance(command, seeds=[run.seed]))
+    write_atomically(path, json.dumps(asdict(found)) + "\n")
+    return found
+
+
+class _Watcher:
+    """Looks on while :func:`dropmax.workbench.training.train` trains a classifier."""
+
+    def __init__(self, run: Run, total_steps: int) -> None:
+        self.test = Split(run.test.inputs[:_TEST_EXAMPLES], run.test.labels[:_TEST_EXAMPLES], run.test.crop)
+        self.batches = run.trained.batches
+        self.window = math.ceil(total_steps / _POINTS)
+        self.test_every = math.ceil(total_steps / _TESTS)
+        self.total = total_steps
+        self.step = 0
+        self.model: Classifier | None = None
+        self.features: Tensor | None = None
+        self.squares: list[float] = []
+        self.sums = {"train": 0.0, "train_with_masks": 0.0, "gradient_norm": 0.0}
+        self.curves: dict[str, list[float]] = {name: [] for name in self.sums}
+        self.steps: list[int] = []
+        self.test_steps: list[int] = []
+        self.test_losses: list[float] = []
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Look at every forward and backward pass of a classifier in training, whoever makes it."""
+        module = nn.modules.module
+        hooks = [
+            module.register_module_forward_pre_hook(self._before),
+            module.register_module_forward_hook(self._after),
+        ]
+        try:
+            yield
+            if self.model is not None:
+                self._measure()
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def recording(self, recipe: str, same_weights: bool, origin: dict[str, Any]) -> Recording:
+        """Return what was seen."""
+        return Recording(
+            recipe,
+            same_weights,
+            self.steps,
+            test_steps=self.test_steps,
+            test=self.test_losses,
+            provenance=origin,
+            **self.curves,
+        )
+
+    def _before(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if not isinstance(module, Classifier) or not module.training:
+            return
+        if self.model is None:
+            self.model = module
+            for parameter in module.head.classifier.parameters():
+                parameter.register_post_accumulate_grad_hook(self._gradient)  # type: ignore[no-untyped-call]
+        if self.step % self.test_every == 0:
+            self._measure()
+
+    def _after(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if self.model is None or not module.training:
+            return
+        if module is self.model.net:
+            self.features = output.detach()
+        elif module is self.model and self.features is not None:
+            with torch.no_grad():
+                self.sums["train"] += _cross_entropy(self.model, self.features, inputs[1])
+                self.sums["train_with_masks"] += float(output.terms["cross_entropy"])
+
+    def _gradient(self, parameter: Tensor) -> None:
+        """Is called once for the weights and once for the biases; then the step's numbers are complete."""
+        if parameter.grad is not None:
+            self.squares.append(float(parameter.grad.double().square().sum()))
+        if len(self.squares) < 2:
+            return
+        self.sums["gradient_norm"] += math.sqrt(sum(self.squares))
+        self.squares.clear()
+        self.step += 1
+        size = self.window if self.step % self.window == 0 else self.step % self.window
+        if size == self.window or self.step == self.total:
+            self.steps.append(self.step)
+            for name, value in self.sums.items():
+                self.curves[name].append(value / size)
+                self.sums[name] = 0.0
+
+    @torch.no_grad()
+    def _measure(self) -> None:
+        model = self.model
+        assert model is not None
+        model.eval()
+        losses = [_cross_entropy(model, model.net(x), y) * len(y) for x, y in self.batches(self.test)]
+        model.train()
+        self.test_steps.append(self.step)
+        self.test_losses.append(sum(losses) / len(self.test))
+
+
+def _cross_entropy(model: Classifier, features: Tensor, labels: Tensor) -> float:
+    """Return the mean of -log p(y | x, rho(x)), the probability floored as :func:`dropmax.metrics.nll` does."""
+    on_truth = model.head.predict_proba(features).gather(-1, labels[:, None])
+    return float(-on_truth.clamp(min=NLL_FLOOR).log().mean())

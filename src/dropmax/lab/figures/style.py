@@ -1,0 +1,154 @@
+"""One look for every picture: colour-blind safe, readable in greyscale, legible at column width."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from pathlib import Path
+from typing import Any
+
+from dropmax.errors import MissingDependency
+from dropmax.workbench.files import write_atomically
+
+__all__ = [
+    "BLUE",
+    "COLUMN",
+    "FORMATS",
+    "GREY",
+    "LOOKS",
+    "MASKS",
+    "ORANGE",
+    "PAGE",
+    "RED",
+    "TRUTH",
+    "bare",
+    "encode",
+    "look",
+    "mark_answers",
+    "outlined",
+    "panel",
+    "plain",
+    "pyplot",
+    "save",
+]
+
+#: Okabe & Ito's palette; blue is dark and orange light when printed grey.
+BLUE, ORANGE, TRUTH, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#8C8C8C"
+
+#: Widths in inches of a journal's column and of its page: drawn at these, text has the size it says.
+COLUMN, PAGE = 3.4, 7.0
+
+#: Colour and line style of the first head, the second, ...: the style says again what the colour says.
+LOOKS: tuple[tuple[str, Any], ...] = (
+    (ORANGE, "--"),
+    (BLUE, "-"),
+    (TRUTH, "-."),
+    (RED, ":"),
+    ("#CC79A7", (0, (5, 1, 1, 1, 1, 1))),
+    ("#56B4E9", (0, (1, 1))),
+    ("#000000", (0, (8, 2))),
+    (GREY, "-"),
+)
+
+#: Colour map of probabilities: white is 0, dark blue 1, in equal steps of lightness.
+MASKS = "Blues"
+
+FORMATS = ("png", "svg", "pdf")
+
+_SETTINGS: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "figure.dpi": 150,
+    "savefig.dpi": 200,
+    "figure.constrained_layout.use": True,
+    "svg.hashsalt": "dropmax",  # the same picture gives the same file
+}
+
+
+def look(place: int) -> tuple[str, Any]:
+    """Return colour and line style of the method at a place among others; after eight they come again.
+
+    >>> look(1) == look(9)
+    True
+    """
+    return LOOKS[place % len(LOOKS)]
+
+
+def pyplot() -> Any:
+    """Return matplotlib's pyplot, drawing to files and in our style; or say which extra brings it."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise MissingDependency.extra("matplotlib", "figures", "drawing pictures") from error
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update(_SETTINGS)
+    return plt
+
+
+def encode(figure: Any, form: str, *, title: str = "", description: str = "", command: str = "") -> bytes:
+    """Return a figure as the bytes of a file in one of :data:`FORMATS`, with where it comes from in its metadata."""
+    about = {
+        "png": {"Title": title, "Description": description, "Comment": command},
+        "svg": {"Title": title, "Description": f"{description} Made by: {command}", "Date": None},
+        "pdf": {"Title": title, "Subject": description, "Keywords": command, "CreationDate": None},
+    }
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a class name in a script the font lacks
+        figure.savefig(buffer, format=form, metadata=about[form] if title else None)
+    return buffer.getvalue()
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure in the format its name ends in, whole or not at all."""
+    write_atomically(path, encode(figure, path.suffix.lstrip(".")))
+    pyplot().close(figure)
+
+
+def plain(text: str, limit: int = 24) -> str:
+    """Return a name somebody else chose, on one line, cut to ``limit`` characters, and never taken for mathematics.
+
+    >>> plain("$x$\\nand more of it than fits", limit=12)
+    '\\\\$x\\\\$ and mor…'
+    """
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    cut = line if len(line) <= limit else line[: limit - 1] + "…"
+    return cut.replace("$", r"\$")
+
+
+def panel(axes: Any, letter: str, title: str) -> None:
+    """Title a panel of a figure as papers do: a bold letter, then words."""
+    axes.set_title(rf"$\bf{{({letter})}}$ {title}", fontsize=9, loc="left")
+
+
+def bare(axes: Any) -> None:
+    """Leave nothing but what is drawn: no ticks, grid or frame."""
+    axes.set(xticks=[], yticks=[])
+    axes.grid(False)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def outlined(width: float = 1.8) -> list[Any]:
+    """Return the path effects that put a white rim around a mark, so that it shows on any ground."""
+    from matplotlib import patheffects
+
+    return [patheffects.withStroke(linewidth=width, foreground="white")]
+
+
+def mark_answers(axes: Any, truth: tuple[float, float], wrong: tuple[float, float] | None, size: float = 6) -> None:
+    """Mark the truth with a green circle and a base model's wrong answer with a red cross, as the paper does."""
+    rim = outlined(size / 2)
+    axes.plot(*truth, "o", color=TRUTH, markersize=size, fillstyle="none", markeredgewidth=1.5, path_effects=rim)
+    if wrong is not None:
+        axes.plot(*wrong, "x", color=RED, markersize=size - 0.5, markeredgewidth=1.7, path_effects=rim)

@@ -1,0 +1,188 @@
+"""Minibatches drawn from memory, augmented and normalised with batched tensor operations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+
+from dropmax.errors import InvalidValue, did_you_mean
+from dropmax.workbench.data.dataset import Split
+
+__all__ = ["Augment", "Batches", "crop_and_flip", "normalise"]
+
+Augment = Literal["none", "crop-flip", "resize-crop-flip"]
+PADDING = 4
+
+
+def normalise(
+    inputs: torch.Tensor, mean: Sequence[float] | torch.Tensor, std: Sequence[float] | torch.Tensor
+) -> torch.Tensor:
+    """Return ``(x - mean) / std`` in float32, where x is uint8 pixels divided by 255, or features as they are.
+
+    >>> normalise(torch.tensor([[[[0, 255]]]], dtype=torch.uint8), (0.5,), (0.25,))
+    tensor([[[[-2.,  2.]]]])
+    """
+    shift = torch.as_tensor(mean, dtype=torch.float32, device=inputs.device)
+    spread = torch.as_tensor(std, dtype=torch.float32, device=inputs.device)
+    if shift.shape != spread.shape or shift.shape != inputs.shape[1:2]:
+        raise InvalidValue(
+            f"mean and std need one value a channel or feature, {tuple(inputs.shape[1:2])}, "
+            f"but have {tuple(shift.shape)} and {tuple(spread.shape)}"
+        )
+    if inputs.dtype == torch.uint8:
+        shift, spread = shift * 255, spread * 255
+    shape = (-1,) + (1,) * (inputs.ndim - 2)
+    return (inputs - shift.view(shape)).div_(spread.view(shape))
+
+
+def crop_and_flip(
+    images: torch.Tensor, top: torch.Tensor, left: torch.Tensor, flip: torch.Tensor, height: int, width: int
+) -> torch.Tensor:
+    """Cut a window from each image at its own place, and mirror those of ``flip`` from left to right.
+
+    Equals, without the loop over images::
+
+        crops = [x[:, t : t + height, l : l + width] for x, t, l in zip(images, top, left)]
+        torch.stack([x.flip(2) if f else x for x, f in zip(crops, flip)])
+
+    >>> image = torch.arange(9, dtype=torch.uint8).view(1, 1, 3, 3)
+    >>> crop_and_flip(image, torch.tensor([1]), torch.tensor([0]), torch.tensor([True]), 2, 2)
+    tensor([[[[4, 3],
+              [7, 6]]]], dtype=torch.uint8)
+    """
+    count, channels, rows, columns = images.shape
+    row = top[:, None] + torch.arange(height, device=images.device)
+    column = left[:, None] + torch.arange(width, device=images.device)
+    column = torch.where(flip[:, None], column.flip(1), column)
+    flat = (row[:, :, None] * columns + column[:, None, :]).view(count, 1, height * width)
+    pixels = images.reshape(count, channels, rows * columns)
+    return pixels.gather(2, flat.expand(-1, channels, -1)).view(count, channels, height, width)
+
+
+class Batches:
+    """The minibatches of one epoch, an iterable to go over once an epoch: (float32 inputs, int64 labels).
+
+    All random numbers of an epoch are drawn when its iteration starts, so the batches depend on the state of
+    ``generator`` then, and on nothing that happens during the epoch.
+
+    Args:
+        split: what to draw from.
+        batch_size: rows a batch, over all ranks together.
+        mean: what :func:`normalise` subtracts, for example ``dataset.mean``.
+        std: what it divides by, for example ``dataset.std``.
+        augment: "none"; "crop-flip", which pads by 4 black pixels, crops at random and mirrors half the images; or
+            "resize-crop-flip", which crops at random from images stored larger than ``split.crop``, and mirrors.
+            Without augmentation such images are cropped at their centre.
+        shuffle: whether to go in random order.
+        generator: where random numbers come from; the global generator of torch by default.
+        drop_last: whether to leave out a last batch that is not full.
+        device: where batches go.
+        rank: which slice of each batch to take. Every rank draws the same order, so their slices together are the
+            batch of a single process, and all ranks get equally many batches; slices of a last batch that is not full
+            differ by at most one row, and can be empty.
+        world_size: how many ranks there are; must divide ``batch_size``.
+
+    >>> from dropmax.workbench.data import load
+    >>> digits = load("mnist-1k")
+    >>> batches = Batches(digits.train, 64, digits.mean, digits.std, shuffle=True)
+    >>> len(batches), [tuple(x.shape) for x, y in batches][-1]
+    (16, (40, 1, 28, 28))
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        batch_size: int,
+        mean: Sequence[float],
+        std: Sequence[float],
+        augment: Augment = "none",
+        shuffle: bool = False,
+        generator: torch.Generator | None = None,
+        drop_last: bool = False,
+        device: torch.device | str = "cpu",
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        choices = get_args(Augment)
+        if augment not in choices:
+            raise InvalidValue(
+                f"unknown augment {augment!r}:{did_you_mean(augment, choices)} It is one of {', '.join(choices)}"
+            )
+        if batch_size < 1:
+            raise InvalidValue(f"batch_size must be at least 1, not {batch_size}")
+        if not 0 <= rank < world_size:
+            raise InvalidValue(f"rank must be 0 to world_size - 1 = {world_size - 1}, not {rank}")
+        if batch_size % world_size:
+            raise InvalidValue(f"batch_size {batch_size} is not a multiple of world_size {world_size}")
+        if augment != "none" and not split.is_images:
+            raise InvalidValue(f"augment {augment!r} is for images; features take 'none'")
+        if augment == "resize-crop-flip" and split.crop is None:
+            raise InvalidValue("'resize-crop-flip' needs images stored larger than their crop; use 'crop-flip'")
+        if world_size > 1 and generator is None and (shuffle or augment != "none"):
+            raise InvalidValue("several ranks need a generator, seeded alike on each, to draw the same order")
+        if any(not value > 0 for value in std):
+            raise InvalidValue(f"std must be positive, not {min(std)}")
+        self.split = split
+        self.batch_size = batch_size
+        self.augment = augment
+        self.shuffle = shuffle
+        self.generator = generator
+        self.drop_last = drop_last
+        self.device = torch.device(device)
+        self.rank = rank
+        self.world_size = world_size
+        self._mean = torch.tensor(mean, dtype=torch.float32, device=self.device)
+        self._std = torch.tensor(std, dtype=torch.float32, device=self.device)
+
+    def __len__(self) -> int:
+        full, rest = divmod(len(self.split), self.batch_size)
+        return full + (1 if rest and not self.drop_last else 0)
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        count, inputs, labels = len(self.split), self.split.inputs, self.split.labels
+        order = torch.randperm(count, generator=self.generator) if self.shuffle else torch.arange(count)
+        places = self._places(count)
+        for number in range(len(self)):
+            start = number * self.batch_size
+            mine = slice(start + self.rank, min(start + self.batch_size, count), self.world_size)
+            rows = order[mine].to(inputs.device)
+            x = self._move(inputs[rows])
+            y = self._move(labels[rows.to(labels.device)])
+            if x.ndim == 4:
+                x = self._window(x, [place[mine] for place in places])
+            yield normalise(x, self._mean, self._std), y
+
+    def _places(self, count: int) -> list[torch.Tensor]:
+        """Draw every image's window and mirroring for an epoch, in one go and moved to the device in one go."""
+        if self.augment == "none":
+            return []
+        crop = self.split.crop
+        rows, columns = self.split.inputs.shape[2:]
+        if self.augment == "resize-crop-flip" and crop is not None:
+            spare_rows, spare_columns = rows - crop, columns - crop
+        else:
+            spare_rows = spare_columns = 2 * PADDING
+        top = torch.randint(spare_rows + 1, (count,), generator=self.generator)
+        left = torch.randint(spare_columns + 1, (count,), generator=self.generator)
+        flip = torch.rand(count, generator=self.generator) < 0.5
+        return [top.to(self.device), left.to(self.device), flip.to(self.device)]
+
+    def _window(self, images: torch.Tensor, places: list[torch.Tensor]) -> torch.Tensor:
+        _, height, width = self.split.input_shape
+        if self.augment != "resize-crop-flip":
+            down, right = (images.shape[2] - height) // 2, (images.shape[3] - width) // 2
+            images = images[:, :, down : down + height, right : right + width]
+        if self.augment == "none":
+            return images
+        if self.augment == "crop-flip":
+            images = F.pad(images, (PADDING,) * 4)
+        top, left, flip = places
+        return crop_and_flip(images, top, left, flip, height, width)
+
+    def _move(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self.device.type == "cuda" and tensor.device.type == "cpu":
+            return tensor.pin_memory().to(self.device, non_blocking=True)  # pinned, or the copy waits for the device
+        return tensor.to(self.device)

@@ -1,0 +1,247 @@
+"""The data sets known by name: what they hold, where they are looked for, and where their publishers keep them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from dropmax.errors import DataError, did_you_mean
+from dropmax.workbench.data.mnist import FILES as MNIST_FILES
+from dropmax.workbench.data.mnist import find_mnist
+
+__all__ = ["NAMES", "SOURCES", "Download", "Known", "Source", "cache_directory", "data_directory", "find", "source_of"]
+
+
+@dataclass(frozen=True)
+class Download:
+    """One file of a publisher: its name, addresses to try in turn, size in bytes where known, and digest.
+
+    >>> SOURCES["cifar-10"].downloads[0].file
+    'cifar-10-binary.tar.gz'
+    """
+
+    file: str
+    urls: tuple[str, ...]
+    size: int | None
+    algorithm: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """One publisher's release: the folders it is looked for in, the entries to find there, and its downloads.
+
+    >>> SOURCES["cub"].folders
+    ('CUB_200_2011', '.')
+    """
+
+    folders: tuple[str, ...]
+    entries: tuple[str, ...]
+    downloads: tuple[Download, ...]
+    unpacked_limit: int  # bytes an archive may unpack to; a little above the true size
+    optional: tuple[str, ...] = ()  # entries the set can be read without
+
+
+@dataclass(frozen=True)
+class Known:
+    """A data set known by name: its source (None: inside the package), classes and usual split sizes.
+
+    >>> NAMES["mnist-5k"].sizes
+    (5000, 5000, 10000)
+    """
+
+    source: str | None
+    classes: int
+    sizes: tuple[int, int, int]
+    about: str
+
+
+def _mnist(file: str, size: int, digest: str) -> Download:
+    mirrors = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
+    return Download(file, tuple(mirror + file for mirror in mirrors), size, "sha256", digest)
+
+
+_CIFAR = "https://www.cs.toronto.edu/~kriz/"
+_GIGABYTE = 10**9
+
+SOURCES: dict[str, Source] = {
+    "mnist": Source(
+        ("mnist", "MNIST/raw", "."),
+        tuple(f"{part}-idx{dimensions}-ubyte.gz" for part, dimensions in MNIST_FILES.items()),
+        (
+            _mnist(
+                "train-images-idx3-ubyte.gz",
+                9_912_422,
+                "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+            ),
+            _mnist(
+                "train-labels-idx1-ubyte.gz",
+                28_881,
+                "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+            ),
+            _mnist(
+                "t10k-images-idx3-ubyte.gz",
+                1_648_877,
+                "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+            ),
+            _mnist(
+                "t10k-labels-idx1-ubyte.gz",
+                4_542,
+                "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+            ),
+        ),
+        0,
+    ),
+    "cifar-10": Source(
+        ("cifar-10-batches-bin", "."),
+        (*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin", "batches.meta.txt"),
+        (
+            Download(
+                "cifar-10-binary.tar.gz",
+                (_CIFAR + "cifar-10-binary.tar.gz",),
+                170_052_171,
+                "md5",
+                "c32a1d4ab5d03f1284b67883e8d87530",
+            ),
+        ),
+        _GIGABYTE // 4,
+        (*(f"data_batch_{n}.bin" for n in range(2, 6)), "batches.meta.txt"),
+    ),
+    "cifar-100": Source(
+        ("cifar-100-binary", "."),
+        ("train.bin", "test.bin", "fine_label_names.txt", "coarse_label_names.txt"),
+        (
+            Download(
+                "cifar-100-binary.tar.gz",
+                (_CIFAR + "cifar-100-binary.tar.gz",),
+                168_513_733,
+                "md5",
+                "03b5dce01913d631647c71ecec9e9cb8",
+            ),
+        ),
+        _GIGABYTE // 4,
+        ("fine_label_names.txt", "coarse_label_names.txt"),
+    ),
+    "cub": Source(
+        ("CUB_200_2011", "."),
+        ("images.txt", "image_class_labels.txt", "train_test_split.txt", "classes.txt", "images"),
+        (
+            Download(
+                "CUB_200_2011.tgz",
+                ("https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz?download=1",),
+                1_150_585_339,
+                "md5",
+                "97eceeb196236b17998738112f37df78",
+            ),
+        ),
+        3 * _GIGABYTE,
+    ),
+    "awa2": Source(
+        ("Animals_with_Attributes2", "AWA2", "."),
+        ("JPEGImages",),
+        (
+            Download(
+                "AwA2-data.zip",
+                ("https://cvml.ista.ac.at/AwA2/AwA2-data.zip",),
+                None,
+                "md5",
+                "eaa27cf799d5cf55af372356d7281b5e",
+            ),
+        ),
+        20 * _GIGABYTE,
+    ),
+}
+
+NAMES: dict[str, Known] = {
+    "mnist-1k": Known(None, 10, (1_000, 5_000, 10_000), "handwritten digits, 100 a class to train on"),
+    "mnist-5k": Known(None, 10, (5_000, 5_000, 10_000), "handwritten digits, 500 a class to train on"),
+    "mnist-55k": Known("mnist", 10, (55_000, 5_000, 10_000), "all handwritten digits"),
+    "mnist": Known("mnist", 10, (55_000, 5_000, 10_000), "the same as mnist-55k"),
+    "cifar-10": Known("cifar-10", 10, (45_000, 5_000, 10_000), "small colour pictures"),
+    "cifar-100": Known("cifar-100", 100, (45_000, 5_000, 10_000), "small colour pictures in 20 superclasses"),
+    "cifar-100-5k": Known("cifar-100", 100, (5_000, 5_000, 10_000), "the same, 50 a class to train on"),
+    "cub": Known("cub", 200, (5_395, 599, 5_794), "birds, Caltech-UCSD Birds-200-2011"),
+    "awa2": Known("awa2", 50, (31_340, 3_482, 2_500), "animals, Animals with Attributes 2"),
+}
+
+
+def cache_directory() -> Path:
+    """Return where caches go: ``$DROPMAX_CACHE``, or ``dropmax`` in the user's cache directory of the platform.
+
+    >>> cache_directory().is_absolute()
+    True
+    """
+    chosen = os.environ.get("DROPMAX_CACHE")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    if sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    elif sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "dropmax"
+
+
+def data_directory(data_dir: str | os.PathLike[str] | None = None) -> Path:
+    """Return where data sets are: the argument, else ``$DROPMAX_DATA``, else ``data`` in the cache directory.
+
+    >>> data_directory("here/data").as_posix()
+    'here/data'
+    """
+    chosen = os.fspath(data_dir) if data_dir is not None else os.environ.get("DROPMAX_DATA")
+    return Path(chosen).expanduser() if chosen else cache_directory() / "data"
+
+
+def source_of(name: str) -> str | None:
+    """Return which source the data set ``name`` is read from, or None where it is inside the package.
+
+    >>> source_of("mnist-55k"), source_of("mnist-1k")
+    ('mnist', None)
+    """
+    if name not in NAMES:
+        raise DataError(
+            f"unknown data set {name!r}:{did_you_mean(name.lower(), NAMES)} The names are {', '.join(NAMES)}"
+        )
+    return NAMES[name].source
+
+
+def find(source: str, data_dir: Path) -> tuple[Path | None, tuple[str, ...]]:
+    """Return the folder a source was found in, or None, and the entries missing from it.
+
+    >>> find("cub", Path("no such directory"))[0] is None
+    True
+    """
+    known = SOURCES[source]
+    if source == "mnist":  # its files have several spellings
+        files = find_mnist(data_dir)
+        missing = tuple(entry for part, entry in zip(MNIST_FILES, known.entries, strict=True) if part not in files)
+        return next((path.parent for path in files.values()), None), missing
+    for folder in known.folders:
+        place = data_dir / folder
+        missing = tuple(entry for entry in known.entries if not os.path.exists(place / entry))
+        if len(missing) < len(known.entries):
+            return place, missing
+    return None, known.entries
+
+
+def must_find(name: str, data_dir: Path) -> Path:
+    """Return the folder of the source of ``name``, or raise a DataError that says what to put where.
+
+    >>> must_find("cub", Path("nowhere"))
+    Traceback (most recent call last):
+    dropmax.errors.DataError: cub was not found in nowhere: ...
+    """
+    source = source_of(name) or "mnist"
+    if os.path.exists(data_dir) and not os.access(data_dir, os.R_OK | os.X_OK):
+        raise DataError(f"the data directory {data_dir} cannot be read: check its permissions")
+    place, _ = find(source, data_dir)
+    if place is None:
+        known = SOURCES[source]
+        raise DataError(
+            f"{name} was not found in {data_dir}: it needs {known.folders[0]}/ with {', '.join(known.entries)} there; "
+            f"run `dropmax data fetch {source}`, or name its directory with data_dir or DROPMAX_DATA"
+        )
+    return place

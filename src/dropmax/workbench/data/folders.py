@@ -1,0 +1,218 @@
+"""Images in folders: any folder with a sub-folder a class, and the layouts of AWA2 and CUB-200-2011."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from dropmax.errors import DataError
+from dropmax.workbench.data.dataset import spell
+from dropmax.workbench.data.images import DEFAULT_IMAGE_SIZE, SUFFIXES, decoded, stored_size
+from dropmax.workbench.data.parts import TEST_SEED, Part, Parts
+from dropmax.workbench.data.splits import balanced_subset
+
+__all__ = ["Listing", "list_awa2", "list_cub", "list_folder", "read_listing"]
+
+_VALIDATION = ("val", "validation")
+AWA2_TEST_A_CLASS = 50
+
+
+@dataclass(eq=False)
+class Listing:
+    """Image files and labels of each part ("train", "validation", "test"), before anything is decoded.
+
+    >>> Listing(Path("birds"), ("owl", "wren")).files["train"]
+    []
+    """
+
+    root: Path
+    classes: tuple[str, ...]
+    files: dict[str, list[Path]] = field(default_factory=lambda: {"train": [], "validation": [], "test": []})
+    labels: dict[str, list[int]] = field(default_factory=lambda: {"train": [], "validation": [], "test": []})
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, part: str, path: Path, label: int) -> None:
+        """Append one image to a part.
+
+        >>> listing = Listing(Path("birds"), ("owl", "wren"))
+        >>> listing.add("test", Path("birds/wren/1.jpg"), 1)
+        >>> listing.labels["test"]
+        [1]
+        """
+        self.files[part].append(path)
+        self.labels[part].append(label)
+
+
+def read_listing(listing: Listing, image_size: int | None = None) -> Parts:
+    """Decode a listing, or open its cache, into images stored at 72/64 of ``image_size`` (64 by default).
+
+    >>> read_listing(list_folder(Path("no such folder")))
+    Traceback (most recent call last):
+    dropmax.errors.DataError: no such folder cannot be read: ...
+    """
+    crop = DEFAULT_IMAGE_SIZE if image_size is None else image_size
+    everything = [path for files in listing.files.values() for path in files]
+    images = decoded(everything, listing.root, stored_size(crop))
+    parts, start = {}, 0
+    for part, labels in listing.labels.items():  # one array, cut into three: each part stays memory-mapped
+        parts[part] = Part(images[start : start + len(labels)], np.array(labels, np.int64))
+        start += len(labels)
+    return Parts(
+        train=parts["train"],
+        validation=parts["validation"] if len(parts["validation"]) else None,
+        test=parts["test"] if len(parts["test"]) else None,
+        classes=listing.classes,
+        crop=crop,
+        notes=tuple(listing.notes),
+    )
+
+
+def list_folder(root: Path) -> Listing:
+    """List ``root/<class>/*.jpg``, or ``root/{train,val,test}/<class>/*.jpg`` where ``root/train`` exists.
+
+    Files are taken in the order of their names, at any depth below their class. Hidden files are passed over; other
+    files that are not images by their suffix are counted in a note.
+
+    >>> list_folder(Path("no such folder"))
+    Traceback (most recent call last):
+    dropmax.errors.DataError: no such folder cannot be read: ...
+    """
+    folders = {path.name: path for path in _folders(root)}
+    parts = {"train": root}
+    if "train" in folders:
+        parts = {"train": folders["train"]}
+        for part, spellings in (("validation", _VALIDATION), ("test", ("test",))):
+            present = [folders[name] for name in spellings if name in folders]
+            if present:
+                parts[part] = present[0]
+    classes = tuple(path.name for path in _folders(parts["train"]))
+    if not classes:
+        raise DataError(f"{parts['train']} has no folders in it: one folder a class, with its images inside, is needed")
+    if len(classes) < 2:
+        raise DataError(f"{parts['train']} has the one class {classes[0]!r}: a classifier needs at least two")
+    for name in classes:
+        if any("\ud800" <= c <= "\udfff" for c in name):  # what Python makes of bytes that are no UTF-8
+            raise DataError(f"{parts['train']} has the class {name!r}, which is not text: rename that folder")
+    listing, others = Listing(root, classes), []
+    for part, place in parts.items():
+        for folder in _folders(place):
+            if folder.name not in classes:
+                raise DataError(f"{folder} is a class that is not in training: {parts['train']} has no such folder")
+            images, rest = _images(folder)
+            if not images:
+                raise DataError(f"{folder} has no images in it: add some, or remove the folder")
+            others += rest
+            for path in images:
+                listing.add(part, path, classes.index(folder.name))
+    if others:
+        listing.notes.append(
+            f"{len(others):,} files are not images by their suffix and were left out: "
+            + spell([path.relative_to(root).as_posix() for path in others], 3)
+        )
+    return listing
+
+
+def list_awa2(folder: Path) -> Listing:
+    """List Animals with Attributes 2: ``JPEGImages/<class>/*.jpg``, 50 images a class for testing, seed or no seed.
+
+    >>> list_awa2(Path("no such folder"))
+    Traceback (most recent call last):
+    dropmax.errors.DataError: no such folder/JPEGImages cannot be read: ...
+    """
+    everything = list_folder(folder / "JPEGImages")
+    labels = np.array(everything.labels["train"], np.int64)
+    counts = np.bincount(labels)
+    if counts.min() <= AWA2_TEST_A_CLASS:
+        short = everything.classes[int(counts.argmin())]
+        raise DataError(
+            f"{folder / 'JPEGImages' / short} has {counts.min()} images, but {AWA2_TEST_A_CLASS} a class are for "
+            "testing and some must be left to train on"
+        )
+    names = tuple(name.replace("+", " ") for name in everything.classes)
+    listing = Listing(everything.root, names, notes=everything.notes)
+    test = set(balanced_subset(labels, AWA2_TEST_A_CLASS * len(counts), TEST_SEED).tolist())
+    for row, (path, label) in enumerate(zip(everything.files["train"], everything.labels["train"], strict=True)):
+        listing.add("test" if row in test else "train", path, label)
+    return listing
+
+
+def list_cub(folder: Path) -> Listing:
+    """List CUB-200-2011 by its own tables: images.txt, image_class_labels.txt, train_test_split.txt, classes.txt.
+
+    >>> list_cub(Path("no such folder"))
+    Traceback (most recent call last):
+    dropmax.errors.DataError: no such folder/classes.txt cannot be read: No such file or directory
+    """
+    classes = _table(folder / "classes.txt")
+    images = _table(folder / "images.txt")
+    labels = _table(folder / "image_class_labels.txt")
+    split = _table(folder / "train_test_split.txt")
+    for path, table in (("image_class_labels.txt", labels), ("train_test_split.txt", split)):
+        if table.keys() != images.keys():
+            stray = sorted(table.keys() ^ images.keys(), key=lambda number: (len(number), number))
+            raise DataError(
+                f"{folder / path} and images.txt do not list the same images: {spell(stray)} is in one only"
+            )
+    index = {number: k for k, number in enumerate(classes)}
+    # "001.Black_footed_Albatross" is a number, a full stop and a name.
+    names = tuple(name.split(".", 1)[-1].replace("_", " ") for name in classes.values())
+    listing = Listing(folder, names)
+    for number, name in images.items():
+        if labels[number] not in index:
+            raise DataError(
+                f"{folder / 'image_class_labels.txt'} gives image {number} the unknown class {labels[number]}"
+            )
+        if split[number] not in ("0", "1"):
+            raise DataError(f"{folder / 'train_test_split.txt'} gives image {number} {split[number]!r}, not 0 or 1")
+        relative = PurePosixPath(name)
+        if relative.is_absolute() or ".." in relative.parts or "\\" in name or "\0" in name:
+            raise DataError(f"{folder / 'images.txt'} names {name!r}, which is outside its images folder")
+        listing.add("train" if split[number] == "1" else "test", folder / "images" / relative, index[labels[number]])
+    return listing
+
+
+def _table(path: Path) -> dict[str, str]:
+    """Read lines of a key and a value, in their order."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not text: {error}") from error
+    table = {}
+    for number, line in enumerate(lines, 1):
+        fields = line.split()
+        if len(fields) != 2:
+            raise DataError(f"{path}, line {number}: expected a number and a value, not {line[:60]!r}")
+        if fields[0] in table:
+            raise DataError(f"{path}, line {number}: {fields[0]} is listed twice")
+        table[fields[0]] = fields[1]
+    if not table:
+        raise DataError(f"{path} is empty")
+    return table
+
+
+def _folders(root: Path) -> list[Path]:
+    try:
+        return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    except OSError as error:
+        raise DataError(f"{root} cannot be read: {error.strerror}") from error
+
+
+def _images(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return the image files below a folder, and the files that are something else."""
+
+    def unreadable(error: OSError) -> None:
+        raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+    images: list[Path] = []
+    others: list[Path] = []
+    for place, _, names in os.walk(folder, onerror=unreadable):
+        for name in names:
+            if not name.startswith("."):
+                path = Path(place, name)
+                (images if path.suffix.lower() in SUFFIXES else others).append(path)
+    return sorted(images), sorted(others)

@@ -1,0 +1,258 @@
+"""Image files: decoded once to uint8 squares, and kept in a memory-mapped cache that later runs open at once."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from dropmax.errors import DataError, InvalidValue
+from dropmax.workbench.data.catalogue import cache_directory
+from dropmax.workbench.data.progress import progress
+
+__all__ = ["DEFAULT_IMAGE_SIZE", "SUFFIXES", "decode", "decoded", "has_too_many_passes", "stored_size"]
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+DEFAULT_IMAGE_SIZE = 64
+DECODER = 1  # raise it whenever decode() changes what it returns, so that old caches are not used
+MOST_PIXELS = 89_478_485  # Pillow's own limit, where it would only warn; a quarter of a gigabyte of RGB
+# Named formats only: Pillow would otherwise try dozens, some of which start other programs.
+_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+_CHUNK = 64  # files a task: a task a file spends more on queues than on small images
+
+
+def stored_size(image_size: int) -> int:
+    """Return the side images are stored at for a network that sees ``image_size``: 72/64 of it, to crop from.
+
+    >>> stored_size(64), stored_size(224)
+    (72, 252)
+    """
+    if not 8 <= image_size <= 2048:
+        raise InvalidValue(f"image_size must be 8 to 2048 pixels, not {image_size}")
+    return round(image_size * 72 / 64)
+
+
+def decode(path: Path, size: int) -> NDArray[np.uint8]:
+    """Decode one image to RGB (3, size, size): short side scaled to ``size``, then the centre square.
+
+    Turned upright by its EXIF orientation; grey, palette and CMYK images become RGB, transparency is dropped, 16-bit
+    grey is cut to 8 bits, and of an animation the first frame is taken.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "red.png")
+    >>> Image.new("RGB", (40, 20), "red").save(path)
+    >>> decode(path, 8)[:, 4, 4]
+    array([255,   0,   0], dtype=uint8)
+    """
+    try:
+        with open_header(path) as opened, _one_large_at_a_time(opened):
+            if opened.format in ("JPEG", "MPO") and has_too_many_passes(
+                path.read_bytes(), opened.width * opened.height
+            ):
+                raise DataError(f"{path} asks for more passes over its pixels than any sound JPEG does")
+            opened.draft(None, (3 * size, 3 * size))  # JPEG only: skips detail far below what is kept
+            ImageOps.exif_transpose(opened, in_place=True)
+            image = _rgb(opened)
+        side = min(image.size)
+        left, top = (image.width - side) // 2, (image.height - side) // 2
+        square = image.resize((size, size), Image.Resampling.BICUBIC, (left, top, left + side, top + side), 3.0)
+        return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
+    except DataError:
+        raise
+    except Exception as error:  # Pillow raises almost anything on a damaged file, and all of it means the same
+        raise DataError(f"{path} is not an image that can be read: {error}") from error
+
+
+def open_header(path: Path) -> Image.Image:
+    """Open an image, reading no more than its header, and refuse what is none or has too many pixels.
+
+    >>> open_header(Path("no-such-image.png"))
+    Traceback (most recent call last):
+    dropmax.errors.DataError: no-such-image.png is missing
+    """
+    try:
+        image = Image.open(path, formats=_FORMATS)
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing") from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise DataError(f"{path} has too many pixels to be decoded safely: {error}") from error
+    except UnidentifiedImageError:
+        raise DataError(
+            f"{path} is not an image that can be read: its content is none of {', '.join(_FORMATS)}"
+        ) from None
+    except Exception as error:
+        raise DataError(f"{path} is not an image that can be read: {error}") from error
+    if image.width * image.height > MOST_PIXELS:
+        image.close()
+        raise DataError(f"{path} has {image.width:,} x {image.height:,} pixels, over the limit of {MOST_PIXELS:,}")
+    return image
+
+
+def has_too_many_passes(content: bytes, pixels: int) -> bool:
+    """Say whether decoding a JPEG would go over its pixels far too often.
+
+    A progressive JPEG refines its picture some ten times, each time with a scan (marker FF DA) of its own. A file of
+    some kilobytes can ask for thousands of empty ones, which take minutes. No sound data holds FF DA but as a marker.
+
+    >>> [has_too_many_passes(scans * bytes([0xFF, 0xDA]), pixels=10**7) for scans in (10, 10_000)]
+    [False, True]
+    """
+    return content.count(b"\xff\xda") * pixels > 16 * MOST_PIXELS
+
+
+def _one_large_at_a_time(image: Image.Image) -> contextlib.AbstractContextManager[Any]:
+    """Return what to hold while decoding: the largest images take a gigabyte, and there may be a thread a core."""
+    return _LARGE if image.width * image.height > _MANY_PIXELS else contextlib.nullcontext()
+
+
+_LARGE = threading.Lock()
+_MANY_PIXELS = 1 << 24
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):  # 16-bit grey; Pillow's own conversion would clip it at 255 instead of scaling
+        grey = np.empty((image.height, image.width), np.uint8)
+        for top in range(0, image.height, 256):  # strip by strip: the whole would be held thrice
+            strip = np.asarray(image.crop((0, top, image.width, min(top + 256, image.height))))
+            grey[top : top + 256] = (strip >> 8).clip(0, 255)
+        return Image.fromarray(grey).convert("RGB")
+    if image.mode == "F":
+        raise ValueError("floating-point pixels are not supported")
+    if image.mode == "P":
+        image = image.convert("RGBA")
+    return image.convert("RGB")
+
+
+def decoded(files: Sequence[Path], root: Path, size: int) -> NDArray[np.uint8]:
+    """Return the images of ``files`` as one memory-mapped array (N, 3, size, size), decoding them where not cached.
+
+    The cache file is named by a SHA-256 over the names (relative to ``root``) and bytes of all files, the size and
+    the versions of this decoder and of Pillow. So that later runs need not read every file, the content's hash is
+    itself remembered under the files' names, sizes and modification times.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> os.environ["DROPMAX_CACHE"] = str(folder / "cache")
+    >>> Image.new("RGB", (40, 20), "red").save(folder / "red.png")
+    >>> decoded([folder / "red.png"], folder, 8).shape
+    (1, 3, 8, 8)
+    >>> del os.environ["DROPMAX_CACHE"]
+    """
+    folder = cache_directory() / "images"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        content = _content_key(files, root, folder)
+        key = hashlib.sha256(f"{content} {size} {DECODER} {PIL.__version__}".encode()).hexdigest()
+        cache = folder / f"{key[:40]}.npy"
+        shape = (len(files), 3, size, size)
+        array = _open(cache, shape)
+        if array is None:
+            _decode_into(cache, files, shape)
+            array = _open(cache, shape)
+    except OSError as error:
+        raise DataError(
+            f"the image cache {folder} cannot be used ({error.strerror or error}): "
+            "name a directory you can write to in DROPMAX_CACHE"
+        ) from error
+    if array is None:
+        raise DataError(f"the image cache {cache} changed while it was being opened: try again")
+    return array
+
+
+def _open(cache: Path, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
+    """Map a cache file, or return None where there is none or it is not what it should be."""
+    try:
+        # "c" is copy-on-write: torch wants writable memory, and the file stays as it is.
+        array = np.lib.format.open_memmap(cache, mode="c")
+    except (FileNotFoundError, ValueError, EOFError):
+        return None
+    return np.asarray(array) if array.shape == shape and array.dtype == np.uint8 else None
+
+
+def _decode_into(cache: Path, files: Sequence[Path], shape: tuple[int, ...]) -> None:
+    needed = int(np.prod(shape))
+    free = shutil.disk_usage(cache.parent).free
+    if needed > free:  # writing past a full disc through a memory map would kill the process, not raise
+        raise DataError(
+            f"the image cache needs {needed / 1e6:,.0f} MB in {cache.parent}, where {free / 1e6:,.0f} MB are free: "
+            "choose another directory with DROPMAX_CACHE, or a smaller image_size"
+        )
+    temporary = cache.with_suffix(f".{os.getpid()}.tmp")
+    pool = ThreadPoolExecutor(os.cpu_count() or 1)  # threads: Pillow decodes and resizes outside Python's lock
+    try:
+        array = np.lib.format.open_memmap(temporary, "w+", np.uint8, shape)
+
+        def work(start: int) -> int:
+            chunk = files[start : start + _CHUNK]
+            for row, path in enumerate(chunk, start):
+                array[row] = decode(path, shape[-1])
+            return len(chunk)
+
+        with progress(f"decoding {len(files):,} images, once", len(files), "images") as advance:
+            for count in pool.map(work, range(0, len(files), _CHUNK)):
+                advance(count)
+        array.flush()
+        os.replace(temporary, cache)
+    finally:
+        pool.shutdown(cancel_futures=True)
+        temporary.unlink(missing_ok=True)
+
+
+def _content_key(files: Sequence[Path], root: Path, folder: Path) -> str:
+    """Return a hash of all names and bytes, from the note kept for these very files if nothing about them changed."""
+    prefix = root.as_posix()
+    names = [path.as_posix().removeprefix(prefix) for path in files]
+    seen = hashlib.sha256(os.fsencode(os.path.abspath(root)))
+    for path, name in zip(files, names, strict=True):
+        try:
+            status = os.stat(path)
+        except OSError as error:
+            raise DataError(f"{path} is listed but cannot be read: {error.strerror}") from error
+        if not stat.S_ISREG(status.st_mode):  # a pipe or a device could be read for ever
+            raise DataError(f"{path} is not a file: remove it, or put an image in its place")
+        seen.update(os.fsencode(f"\0{name}\0{status.st_size}\0{status.st_mtime_ns}"))
+    note = folder / f"{seen.hexdigest()[:40]}.key"
+    if note.is_file() and len(key := note.read_text(encoding="ascii", errors="replace")) == 64:
+        return key
+    content = hashlib.sha256()
+    pool = ThreadPoolExecutor(os.cpu_count() or 1)
+    try:
+        with progress(f"reading {len(files):,} images, once", len(files), "images") as advance:
+            starts = range(0, len(files), _CHUNK)
+            for start, digests in zip(starts, pool.map(lambda start: _digests(files, start), starts), strict=True):
+                for name, digest in zip(names[start : start + _CHUNK], digests, strict=True):
+                    content.update(os.fsencode(f"\0{name}\0{digest}"))
+                advance(len(digests))
+    finally:
+        pool.shutdown(cancel_futures=True)
+    temporary = note.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text(content.hexdigest(), encoding="ascii")
+    os.replace(temporary, note)
+    return content.hexdigest()
+
+
+def _digests(files: Sequence[Path], start: int) -> list[str]:
+    return [_file_digest(path) for path in files[start : start + _CHUNK]]
+
+
+def _file_digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    return digest.hexdigest()

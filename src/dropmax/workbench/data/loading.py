@@ -1,0 +1,128 @@
+"""``load``: from a name or a path to a data set."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dropmax.errors import DataError, InvalidValue, did_you_mean
+from dropmax.workbench.data.catalogue import NAMES, data_directory, find, must_find, source_of
+from dropmax.workbench.data.cifar import read_cifar10, read_cifar100, refuse_pickles
+from dropmax.workbench.data.dataset import Dataset
+from dropmax.workbench.data.mnist import DIGITS, FILES, embedded_digits, find_mnist, read_55k
+from dropmax.workbench.data.parts import Part, Parts, assemble
+
+__all__ = ["load"]
+
+_READABLE = "an image folder or a .npz, .csv or .parquet file"
+
+
+def load(
+    name_or_path: str | os.PathLike[str],
+    *,
+    data_dir: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    train_size: int | None = None,
+    validation_size: int | None = None,
+    image_size: int | None = None,
+    label_column: str | None = None,
+) -> Dataset:
+    """Load a data set by one of the :data:`NAMES`, or from the path of an image folder or .npz, .csv, .parquet file.
+
+    Args:
+        name_or_path: the name or path; a name wins over a file of that name, ``./name`` is the file.
+        data_dir: where named sets are; by default ``$DROPMAX_DATA``, or else ``data`` in the cache directory.
+        seed: chooses the rows that are trained and validated on, where there is a choice; never those tested on.
+        train_size: train on this many rows only, the classes as even as they can be.
+        validation_size: validate on this many rows; by default the publisher's or, where there is no such part, 10 %
+            of the training part, each class giving its share. 0 is allowed.
+        image_size: for image folders, the side in pixels of the square the network sees; 64 by default.
+        label_column: for .csv and .parquet tables, the column of labels; ``label`` by default.
+
+    >>> digits = load("mnist-1k", seed=1)
+    >>> digits.train.inputs.shape, digits.train.labels.bincount().tolist()
+    (torch.Size([1000, 1, 28, 28]), [100, 100, 100, 100, 100, 100, 100, 100, 100, 100])
+    >>> load("cifar10")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    dropmax.errors.DataError: unknown data set 'cifar10': did you mean 'cifar-10'? The names are mnist-1k, ...
+    """
+    name = os.fspath(name_or_path)
+    path = Path(name).expanduser()
+    is_table = name not in NAMES and path.suffix.lower() in (".csv", ".parquet")
+    is_folder = name in ("cub", "awa2") or (name not in NAMES and os.path.isdir(path))
+    if label_column is not None and not is_table:
+        raise InvalidValue(f"label_column is for .csv and .parquet tables, not for {name}")
+    if image_size is not None and not is_folder:
+        raise InvalidValue(f"image_size is for image folders; the size of {name} is what it is")
+    if name in NAMES:
+        if name in ("mnist-1k", "cifar-100-5k") and train_size is None:
+            train_size = NAMES[name].sizes[0]
+        parts = _read_named(name, data_directory(data_dir), image_size)
+    else:
+        parts = _read_path(name, path, image_size, label_column or "label")
+    return assemble(name, parts, seed=seed, train_size=train_size, validation_size=validation_size)
+
+
+def _read_named(name: str, data_dir: Path, image_size: int | None) -> Parts:
+    if name in ("mnist-1k", "mnist-5k"):
+        # Always from the package, even where the official files are at hand: a result must not depend on that.
+        digits = embedded_digits()
+        return Parts(
+            train=_digits(digits.train_images, digits.train_labels),
+            validation=_digits(digits.validation_images, digits.validation_labels),
+            test=_digits(digits.test_images, digits.test_labels),
+            classes=DIGITS,
+        )
+    source = source_of(name)
+    if source in ("cifar-10", "cifar-100") and find(source, data_dir)[0] is None:
+        refuse_pickles(source, data_dir)
+    folder = must_find(name, data_dir)
+    if name in ("mnist", "mnist-55k"):
+        files = find_mnist(data_dir)
+        missing = [f"{part}-idx{dimensions}-ubyte.gz" for part, dimensions in FILES.items() if part not in files]
+        if missing:
+            raise DataError(f"{folder} lacks {', '.join(missing)}: run `dropmax data fetch mnist`")
+        train, validation, test = (_digits(*arrays) for arrays in read_55k(files))
+        return Parts(train, DIGITS, validation, test)
+    if source == "cifar-10":
+        return read_cifar10(folder)
+    if source == "cifar-100":
+        return read_cifar100(folder)
+    from dropmax.workbench.data.folders import (
+        list_awa2,
+        list_cub,
+        read_listing,
+    )  # brings Pillow, which the others do not need
+
+    return read_listing(list_cub(folder) if name == "cub" else list_awa2(folder), image_size)
+
+
+def _read_path(name: str, path: Path, image_size: int | None, label_column: str) -> Parts:
+    if os.path.isdir(path):
+        from dropmax.workbench.data.folders import list_folder, read_listing
+
+        return read_listing(list_folder(path), image_size)
+    readers = {".npz", ".csv", ".parquet"}
+    if not os.path.exists(path):
+        if path.suffix.lower() in readers or len(path.parts) > 1:
+            raise DataError(f"{path} does not exist: give the path of {_READABLE}, or one of {', '.join(NAMES)}")
+        raise DataError(
+            f"unknown data set {name!r}:{did_you_mean(name.lower(), NAMES)} The names are {', '.join(NAMES)}; "
+            f"anything else must be the path of {_READABLE}"
+        )
+    from dropmax.workbench.data.tables import read_csv, read_npz, read_parquet
+
+    if path.suffix.lower() == ".npz":
+        return read_npz(path)
+    if path.suffix.lower() == ".csv":
+        return read_csv(path, label_column)
+    if path.suffix.lower() == ".parquet":
+        return read_parquet(path, label_column)
+    raise DataError(f"{path} is of a kind that cannot be read: give {_READABLE}")
+
+
+def _digits(images: NDArray[np.uint8], labels: NDArray[np.uint8]) -> Part:
+    return Part(images[:, None], labels.astype(np.int64))

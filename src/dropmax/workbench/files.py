@@ -1,0 +1,126 @@
+"""Files that are whole or not there: written beside their place, flushed, and moved in one step."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from dropmax.errors import RunError
+
+try:
+    import fcntl
+except ImportError:  # Windows, where leftovers of killed processes stay
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["CannotWrite", "check_place", "parse_json", "write_atomically"]
+
+
+class CannotWrite(RunError):
+    """The disk is full, or the place may not be written to: nothing the run itself could do about it.
+
+    >>> issubclass(CannotWrite, RunError)
+    True
+    """
+
+
+def check_place(directory: Path) -> None:
+    """Refuse a directory that cannot be made or written to: nobody should learn of it after hours of work.
+
+    >>> check_place(Path("new/and/empty"))
+    >>> check_place(Path("/dev/null/x"))
+    Traceback (most recent call last):
+    dropmax.workbench.files.CannotWrite: cannot write to /dev/null/x: /dev/null is not a directory; choose another --out
+    """
+    existing = next(place for place in (directory, *directory.absolute().parents) if place.exists())
+    if not existing.is_dir():
+        raise CannotWrite(f"cannot write to {directory}: {existing} is not a directory; choose another --out")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise CannotWrite(f"cannot write to {directory}: {existing} may not be written to; choose another --out")
+
+
+def write_atomically(path: Path, content: bytes | str) -> None:
+    """Write a file so that whoever looks, at any moment, sees the old one or the new one, never a part.
+
+    What a process killed in the middle of this left beside the file is removed by the next that writes it.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "note.txt"
+    >>> write_atomically(path, "hello")
+    >>> path.read_text()
+    'hello'
+    """
+    data = content.encode() if isinstance(content, str) else content
+    temporary = None
+    try:
+        _remove_leftovers(path)
+        descriptor, temporary = _temporary(path)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            os.chmod(temporary, 0o644)  # mkstemp makes files only their owner can read
+            if fcntl is None:
+                file.close()  # Windows moves no open file; elsewhere the lock lasts until it is in its place
+            os.replace(temporary, path)
+    except OSError as error:
+        raise CannotWrite(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+
+
+def parse_json(text: str) -> Any:
+    """Parse JSON; whatever is wrong with a text, that it is nested too deeply included, is a ValueError.
+
+    >>> parse_json('{"epoch": 1}')
+    {'epoch': 1}
+    >>> parse_json("[" * 100_000)
+    Traceback (most recent call last):
+    ValueError: it is nested too deeply
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _temporary(path: Path) -> tuple[int, str]:
+    """Make the file beside the place, locked: that tells a writer at work from one that was killed."""
+    while True:
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        _lock(descriptor)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor, name
+        os.close(descriptor)  # somebody took it for a leftover, before it was locked
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Delete the temporary files of this place whose writers are dead."""
+    ours = re.compile(re.escape(f".{path.name}.") + r"[a-z0-9_]{8}\.tmp")
+    for name in os.listdir(path.parent) if fcntl else []:
+        if not ours.fullmatch(name):
+            continue
+        with contextlib.suppress(OSError):  # another process was faster, or it is not ours to delete
+            descriptor = os.open(path.parent / name, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                if _lock(descriptor):
+                    os.unlink(path.parent / name)
+            finally:
+                os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    """Lock an open file until it is closed, or its process dies; return whether that was possible."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # it is locked, or the file system has no locks
+        return False
+    return True

@@ -1,0 +1,245 @@
+"""The README of a published model: what it is, what was measured, what it confuses, how to use it and make it again.
+
+Every number in a card was measured, by training or just now; where nothing was, the card says so.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dropmax import metrics
+from dropmax.errors import DataError, MissingDependency
+from dropmax.heads.masked import MaskedHead
+from dropmax.lab.figures.confusable import draw_confusable, top_pairs
+from dropmax.workbench.data import Split
+from dropmax.workbench.data.progress import progress
+from dropmax.workbench.evaluation import Outputs, predict
+from dropmax.workbench.terminal import printable
+from dropmax.workbench.training import RunDirectory, TrainedModel, load_data
+
+__all__ = ["Measured", "draw_figure", "measure", "model_card"]
+
+_COLUMNS = {"error": 100, "top5_error": 100, "nll": 1, "brier": 1, "ece": 100, "aurc": 1}
+_TITLES = {
+    "error": "error %",
+    "top5_error": "top-5 error %",
+    "nll": "NLL",
+    "brier": "Brier",
+    "ece": "ECE %",
+    "aurc": "AURC",
+}
+
+
+@dataclass
+class Measured:
+    """What is known about a model: rows of metrics, and what each class pays attention to.
+
+    >>> Measured().rows
+    []
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)  #: split, mode, examples, metrics
+    attention: Tensor | None = None  #: (K, K), see :func:`draw_confusable`
+    environment: dict[str, Any] = field(default_factory=dict)  #: of the run that made the model
+    missing: str = ""  #: why the test set was not measured
+
+
+def measure(trained: TrainedModel, run: Path | None, data_dir: Path | str | None = None) -> Measured:
+    """Collect the validation metrics a run logged, and measure the model on its test set, where that can be found."""
+    found = Measured()
+    if run is not None and (run / "recipe.toml").is_file():
+        rows = [row for row in RunDirectory(run).metrics() if "validation" in row]
+        if rows:
+            logged = {name: rows[-1]["validation"][name] for name in ("error", "nll", "ece")}
+            found.rows.append({"split": "validation", "mode": "mean", "examples": None, **logged})
+        found.environment = RunDirectory(run).environment()
+    try:
+        test = load_data(trained.recipe, data_dir).test
+    except DataError as error:
+        found.missing = str(error)
+        return found
+    if not len(test):
+        found.missing = "the data set has no test split"
+        return found
+    for mode in ("mean", "exact") if isinstance(trained.model.head, MaskedHead) else ("mean",):
+        outputs = _predict(trained, test, mode)
+        scores = metrics.evaluate(outputs.probs, outputs.labels)
+        found.rows.append({"split": "test", "mode": mode, "examples": len(outputs.labels), **scores})
+        if mode == "mean":
+            found.attention = _mean_by_class(outputs.retain if _attends(trained) else outputs.probs, outputs.labels)
+    return found
+
+
+def _predict(trained: TrainedModel, split: Split, mode: str) -> Outputs:
+    with progress(f"measuring on {len(split):,} test examples, mode {mode}", len(split), "examples") as advance:
+
+        def counted() -> Any:
+            for x, y in trained.batches(split):
+                yield x, y
+                advance(len(y))
+
+        return predict(trained.model, counted(), mode=mode)
+
+
+def _attends(trained: TrainedModel) -> bool:
+    """Say whether the head has learned retain probabilities; a head without them is judged by its probabilities."""
+    return "theta" in trained.model.head.maps
+
+
+def _mean_by_class(values: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean row of each label, (K, K); NaN for a class without examples."""
+    size = values.shape[-1]
+    sums = torch.zeros(size, size).index_add_(0, labels, values.float())
+    return sums / torch.bincount(labels, minlength=size)[:, None]
+
+
+def draw_figure(path: Path, trained: TrainedModel, found: Measured) -> bool:
+    """Draw which classes are confused with which; return False where nothing was measured or matplotlib is missing."""
+    if found.attention is None:
+        return False
+    try:
+        label = "mean ρ of the rival" if _attends(trained) else "mean probability of the rival"
+        draw_confusable(path, found.attention, trained.classes, label)
+    except MissingDependency:
+        return False
+    return True
+
+
+def model_card(trained: TrainedModel, found: Measured, *, repository: str, figure: str | None) -> str:
+    """Return the card as Markdown with the header model hubs read.
+
+    Args:
+        trained: the model.
+        found: what was measured of it.
+        repository: what to pass to ``from_pretrained``.
+        figure: name of the picture; without one there is a table of the most confused pairs.
+    """
+    recipe, head = trained.recipe, trained.model.head
+    data = _harmless(Path(recipe.data.name).name)  # of data of one's own, not the path
+    parts = [
+        _header(trained, found, data),
+        f"# {recipe.head['name']} on {data}",
+        f"A `{recipe.network['name']}` with the head `{head!r}`, trained on `{data}` "
+        f"({len(trained.classes)} classes) with dropmax.",
+        "## What was measured",
+        _metrics(found),
+        "## What it may confuse",
+        _confusion(trained, found, figure),
+        "## How to use it",
+        _usage(trained, repository),
+        "## How it was made",
+        _made(found),
+        f"```toml\n{recipe.to_toml().strip()}\n```",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _header(trained: TrainedModel, found: Measured, data: str) -> str:
+    """Return the YAML header; JSON is YAML, and needs no care about quoting."""
+    task = "image-classification" if trained.is_images else "tabular-classification"
+    header: dict[str, Any] = {
+        "library_name": "dropmax",
+        "pipeline_tag": task,
+        "tags": list(dict.fromkeys(["dropmax", trained.recipe.head["name"], trained.recipe.network["name"]])),
+    }
+    results = [
+        {
+            "task": {"type": task},
+            "dataset": {"name": data, "type": data, "split": row["split"]},
+            "metrics": [
+                {"type": name, "name": f"{name} ({row['mode']} prediction)", "value": row[name]}
+                for name in _COLUMNS
+                if name in row
+            ],
+        }
+        for row in found.rows
+    ]
+    if results:
+        header["model-index"] = [{"name": f"{trained.recipe.head['name']} on {data}", "results": results}]
+    return "\n".join(["---", *(f"{key}: {json.dumps(value)}" for key, value in header.items()), "---"])
+
+
+def _metrics(found: Measured) -> str:
+    if not found.rows:
+        return f"Nothing was measured: {found.missing or 'this model came without the run that made it'}."
+    columns = [name for name in _COLUMNS if any(name in row for row in found.rows)]
+    lines = [
+        "| split | prediction | examples | " + " | ".join(_TITLES[name] for name in columns) + " |",
+        "|" + "---|" * (3 + len(columns)),
+    ]
+    for row in found.rows:
+        shown = [f"{_COLUMNS[name] * row[name]:.4g}" if name in row else "" for name in columns]
+        count = "" if row["examples"] is None else f"{row['examples']:,}"
+        lines.append("| " + " | ".join([row["split"], row["mode"], count, *shown]) + " |")
+    text = "\n".join(lines)
+    if any(row["split"] == "validation" for row in found.rows):
+        text += "\n\nThe validation row is that of the last epoch of training."
+    if found.missing:
+        text += f"\n\nThe test set was not measured: {found.missing}."
+    return text
+
+
+def _meaning(trained: TrainedModel) -> str:
+    return "mean retain probability ρ of the rival" if _attends(trained) else "mean predicted probability of the rival"
+
+
+def _confusion(trained: TrainedModel, found: Measured, figure: str | None) -> str:
+    if found.attention is None:
+        return "Not measured, as there was no test set at hand."
+    over = f"For the test examples of each class, the {_meaning(trained)}"
+    if figure is not None:
+        return f"{over}.\n\n![Which classes are confused with which]({figure})"
+    lines = ["| true class | rival | value |", "|---|---|---|"]
+    names = [_harmless(name) for name in trained.classes]
+    lines += [f"| {names[i]} | {names[j]} | {value:.3f} |" for i, j, value in top_pairs(found.attention, 10)]
+    return f"{over}; the ten largest.\n\n" + "\n".join(lines)
+
+
+def _harmless(name: str) -> str:
+    """Return a name that somebody else chose as one line of Markdown that is nothing but text."""
+    shown = html.escape(printable(" ".join(name.split())), quote=False)
+    return re.sub(r"([\\`*_\[\]|#])", r"\\\1", shown) if re.search(r"[`\[\]|<&]", shown) else shown
+
+
+def _usage(trained: TrainedModel, repository: str) -> str:
+    if trained.is_images:
+        shape = (1, *trained.input_shape)
+        inputs = f"torch.zeros({shape}, dtype=torch.uint8)  # your images, pixels 0 to 255"
+    else:
+        inputs = f"torch.zeros({(1, *trained.input_shape)})  # your features, as they are"
+    return f"""```python
+import torch
+from dropmax.workbench.hub import from_pretrained
+
+trained = from_pretrained({repository!r})
+inputs = {inputs}
+with torch.no_grad():
+    features = trained.model.net(trained.prepare(inputs))
+    probabilities = trained.model.head.predict_proba(features, "exact")
+    retain = trained.model.head.retain_probs(features)  # what each may be confused with
+print(trained.classes[int(probabilities[0].argmax())])
+```
+
+Image files and tables: `dropmax predict DIRECTORY FILE...`, where DIRECTORY holds `model.safetensors`."""
+
+
+def _made(found: Measured) -> str:
+    if not found.environment:
+        return "The run that made it was not kept with the model; its recipe was:"
+    about = found.environment
+    versions = ", ".join(f"{name} {version}" for name, version in about.get("versions", {}).items())
+    lines = [
+        f"- command: `{about.get('command')}`",
+        f"- commit of dropmax: `{about.get('commit') or 'not recorded'}`",
+        f"- date: {about.get('date')}",
+        f"- versions: {versions}",
+    ]
+    return "\n".join(lines) + "\n\nThe recipe; `dropmax train --recipe recipe.toml` trains it again:"

@@ -1,0 +1,24 @@
+"""Training: the loop, the run directory it writes, and the trained model it leaves."""
+
+from __future__ import annotations
+
+from dropmax.workbench.training.callbacks import Callback, MLflow, TensorBoard, WandB
+from dropmax.workbench.training.loop import Interrupted, load_data, resume, train
+from dropmax.workbench.training.rundir import RunDirectory
+from dropmax.workbench.training.trained import TrainedModel, build, load_model, save_model
+
+__all__ = [
+    "Callback",
+    "Interrupted",
+    "MLflow",
+    "RunDirectory",
+    "TensorBoard",
+    "TrainedModel",
+    "WandB",
+    "build",
+    "load_data",
+    "load_model",
+    "resume",
+    "save_model",
+    "train",
+]

@@ -1,0 +1,275 @@
+"""What may watch a training run: one small interface, and TensorBoard, MLflow and Weights & Biases behind it.
+
+Logging must not cost a run: a callback that raises is dropped with one warning line, and training goes on. Nor may it
+change one: whatever random numbers a callback draws, the run ends with the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from dropmax.checks import check_choice
+from dropmax.errors import MissingDependency
+from dropmax.workbench.recipes import Recipe
+
+__all__ = ["LOGS", "Callback", "Callbacks", "MLflow", "TensorBoard", "WandB", "make_callbacks", "scalars"]
+
+
+class Callback(Protocol):
+    """Anything with these three methods; derive from nothing.
+
+    >>> class Printer:
+    ...     def start(self, run, recipe, environment):
+    ...         print("training", recipe.head["name"])
+    ...
+    ...     def epoch(self, row):
+    ...         print("epoch", row["epoch"], "of step", row["step"])
+    ...
+    ...     def end(self, metrics):
+    ...         print("done" if metrics else "stopped")
+    >>> import tempfile
+    >>> from dropmax.workbench.recipes import load_recipe
+    >>> from dropmax.workbench.training import train
+    >>> recipe = load_recipe("mnist-1k").override({"training.epochs": 1, "data.train_size": 100})
+    >>> run = train(recipe, tempfile.mkdtemp() + "/run", quiet=True, callbacks=[Printer()])
+    training dropmax
+    epoch 1 of step 1
+    done
+    """
+
+    def start(self, run: Path, recipe: Recipe, environment: dict[str, Any]) -> None:
+        """Training begins, or goes on, in the directory ``run``; ``environment`` is its ``environment.json``."""
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        """An epoch has ended; ``row`` is its line of ``metrics.jsonl``."""
+
+    def end(self, metrics: dict[str, Any] | None) -> None:
+        """Training has ended, with ``metrics`` as its last row; None where it was stopped and may be resumed."""
+
+
+class Callbacks:
+    """Several callbacks as one, of which none can stop or change the training.
+
+    >>> class Broken:
+    ...     def epoch(self, row):
+    ...         raise OSError("disc full")
+    >>> several = Callbacks([Broken()])
+    >>> several.epoch({"epoch": 1})  # warns on standard error, once
+    >>> several.active
+    []
+    """
+
+    def __init__(self, callbacks: Iterable[Callback]) -> None:
+        self.active = list(callbacks)
+
+    def start(self, run: Path, recipe: Recipe, environment: dict[str, Any]) -> None:
+        """Tell all that training begins."""
+        self._tell(lambda callback: callback.start(run, recipe, environment))
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        """Tell all that an epoch has ended."""
+        self._tell(lambda callback: callback.epoch(json.loads(json.dumps(row))))  # a copy each: the row is the log's
+
+    def end(self, metrics: dict[str, Any] | None) -> None:
+        """Tell all that training has ended."""
+        self._tell(lambda callback: callback.end(metrics))
+
+    def _tell(self, call: Callable[[Callback], None]) -> None:
+        for callback in tuple(self.active):
+            problem = _guarded(call, callback)
+            if problem:
+                self.active.remove(callback)
+                name = type(callback).__name__
+                print(f"dropmax: {name} failed and is told no more: {problem}", file=sys.stderr, flush=True)
+
+
+def _guarded(call: Callable[[Callback], None], callback: Callback) -> str:
+    """Call, and return what went wrong in a line; the noise of training is none of the callback's business."""
+    gpus = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    try:
+        with torch.random.fork_rng(gpus):
+            call(callback)
+    except Exception as error:
+        words = " ".join(str(error).split()) or "no message"
+        return f"{type(error).__name__}: {words if len(words) <= 200 else words[:200] + '...'}"
+    return ""
+
+
+def scalars(row: dict[str, Any]) -> dict[str, float]:
+    """Return the numbers of a row of the log by the names all logs give them.
+
+    >>> scalars({"epoch": 1, "step": 10, "learning_rate": 0.1, "train": {"total": 2.0}, "validation": {"error": 0.5}})
+    {'learning_rate': 0.1, 'train/total': 2.0, 'validation/error': 0.5}
+    """
+    parts = ("train", "validation", "masks")
+    return {"learning_rate": row["learning_rate"]} | {
+        f"{part}/{name}": value for part in parts for name, value in row.get(part, {}).items()
+    }
+
+
+class TensorBoard:
+    """Curves in ``RUN/tensorboard``, one point an epoch; ``tensorboard --logdir RUN`` shows them.
+
+    >>> LOGS["tensorboard"] is TensorBoard
+    True
+    """
+
+    def __init__(self) -> None:
+        self._writer_of = _needed("torch.utils.tensorboard", "tensorboard", "tensorboard", "logging to TensorBoard")
+        self._writer: Any = None
+
+    def start(self, run: Path, recipe: Recipe, environment: dict[str, Any]) -> None:
+        """Note where to write; an epoch makes the file, so that it knows from where on an old one is void."""
+        self._place = run / "tensorboard"
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        """Write a point of every curve."""
+        if self._writer is None:
+            self._writer = self._writer_of.SummaryWriter(str(self._place), purge_step=row["epoch"])
+        for name, value in scalars(row).items():
+            self._writer.add_scalar(name, value, row["epoch"])
+
+    def end(self, metrics: dict[str, Any] | None) -> None:
+        """Write what is left."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+class MLflow:
+    """A run of MLflow: the recipe as parameters, a step an epoch. Where to is MLflow's business.
+
+    Args:
+        tracking_uri: of the server or store; if None ``$MLFLOW_TRACKING_URI``, or MLflow's own default, or the folder
+            ``mlruns`` where only mlflow-skinny is installed.
+        experiment: its name; ``$MLFLOW_EXPERIMENT_NAME`` or "dropmax" if None.
+
+    >>> LOGS["mlflow"] is MLflow
+    True
+    """
+
+    def __init__(self, tracking_uri: str | None = None, experiment: str | None = None) -> None:
+        self._mlflow = _needed("mlflow", "mlflow-skinny", "mlflow", "logging to MLflow")
+        self._uri = tracking_uri
+        self._experiment = experiment
+
+    def start(self, run: Path, recipe: Recipe, environment: dict[str, Any]) -> None:
+        """Go on with the run that has this run's tag, or make one."""
+        uri = self._uri
+        if uri is None and not self._mlflow.is_tracking_uri_set() and find_spec("sqlalchemy") is None:
+            # MLflow's own default is SQLite, which its small package cannot write; a folder wants to be asked for.
+            uri = Path("mlruns").resolve().as_uri()
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        self._client = self._mlflow.MlflowClient(tracking_uri=uri)
+        name = self._experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "dropmax"
+        experiment = self._client.get_experiment_by_name(name)
+        place = self._client.create_experiment(name) if experiment is None else experiment.experiment_id
+        tag = identity(run, recipe, environment)
+        known = self._client.search_runs([place], f"tags.`dropmax.run` = '{tag}'", max_results=1)
+        self._last = 0
+        if known:
+            self._run = known[0].info.run_id
+            history = self._client.get_metric_history(self._run, "learning_rate")
+            self._last = max((point.step for point in history), default=0)
+            self._client.update_run(self._run, status="RUNNING")
+            return
+        tags = {"dropmax.run": tag, "dropmax.directory": str(run), "dropmax.commit": str(environment.get("commit"))}
+        self._run = self._client.create_run(place, run_name=run.name, tags=tags).info.run_id
+        for key, value in _flat(recipe).items():
+            self._client.log_param(self._run, key, value)
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        """Log a step, unless the run was killed after logging it: the numbers are the same the second time."""
+        if row["epoch"] <= self._last:
+            return
+        for name, value in scalars(row).items():
+            self._client.log_metric(self._run, name, value, step=row["epoch"])
+
+    def end(self, metrics: dict[str, Any] | None) -> None:
+        """Close the run."""
+        self._client.set_terminated(self._run, status="KILLED" if metrics is None else "FINISHED")
+
+
+class WandB:
+    """A run of Weights & Biases: the recipe as its config, a step an epoch, its files in ``RUN/wandb``.
+
+    Args:
+        project: its name; ``$WANDB_PROJECT`` or "dropmax" if None.
+        mode: "online", "offline" or "disabled"; ``$WANDB_MODE`` decides if None.
+
+    >>> LOGS["wandb"] is WandB
+    True
+    """
+
+    def __init__(self, project: str | None = None, mode: str | None = None) -> None:
+        self._wandb = _needed("wandb", "wandb", "wandb", "logging to Weights & Biases")
+        self._project = project
+        self._mode = mode
+
+    def start(self, run: Path, recipe: Recipe, environment: dict[str, Any]) -> None:
+        """Begin or go on with the run that has this run's identity."""
+        self._run = self._wandb.init(
+            project=self._project or os.environ.get("WANDB_PROJECT") or "dropmax",
+            id=identity(run, recipe, environment),
+            name=run.name,
+            dir=str(run),
+            config=recipe.to_dict() | {"commit": environment.get("commit")},
+            mode=self._mode,
+            resume="allow",
+            settings=self._wandb.Settings(silent=True),
+        )
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        """Log a step; one that the server has already is left out by it."""
+        self._run.log(scalars(row), step=row["epoch"])
+
+    def end(self, metrics: dict[str, Any] | None) -> None:
+        """Close the run."""
+        self._run.finish(exit_code=1 if metrics is None else 0)
+
+
+#: The logs ``dropmax train --log`` knows.
+LOGS: dict[str, Callable[[], Callback]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
+
+
+def make_callbacks(names: Sequence[str]) -> list[Callback]:
+    """Make callbacks by their names in :data:`LOGS`; each once, however often it is named.
+
+    >>> make_callbacks(["tensorbord"])
+    Traceback (most recent call last):
+    dropmax.errors.InvalidValue: unknown log 'tensorbord': did you mean 'tensorboard'? Valid are tensorboard, ...
+    """
+    for name in names:
+        check_choice("log", name, tuple(LOGS))
+    return [LOGS[name]() for name in dict.fromkeys(names)]
+
+
+def identity(run: Path, recipe: Recipe, environment: dict[str, Any]) -> str:
+    """Return a short name for a run that stays when it is resumed, and differs from that of every other run.
+
+    >>> from dropmax.workbench.recipes import load_recipe
+    >>> len(identity(Path("run"), load_recipe("mnist-1k"), {"date": "today"}))
+    16
+    """
+    about = json.dumps([run.resolve().name, recipe.to_dict(), environment], sort_keys=True, default=str)
+    return hashlib.sha256(about.encode()).hexdigest()[:16]
+
+
+def _flat(recipe: Recipe) -> dict[str, Any]:
+    return {f"{table}.{key}": value for table, values in recipe.to_dict().items() for key, value in values.items()}
+
+
+def _needed(module: str, package: str, extra: str, purpose: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MissingDependency.extra(package, extra, purpose) from error

@@ -1,0 +1,51 @@
+"""The optimiser of a recipe, and what it leaves behind."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dropmax.classifier import Classifier
+from dropmax.workbench.recipes import Recipe
+
+__all__ = ["forget_what_vanished", "make_optimizer"]
+
+#: Weights and moments smaller than this are as good as none, and soon so small that they cost time.
+VANISHED = 1e-30
+
+
+def make_optimizer(model: Classifier, recipe: Recipe) -> torch.optim.Optimizer:
+    """Return the optimiser that ``recipe.training`` asks for; weight decay is of those parameters it is meant for.
+
+    >>> from dropmax import DropMax
+    >>> from dropmax.workbench.recipes import load_recipe
+    >>> model = Classifier(torch.nn.Flatten(), DropMax(4, 3))
+    >>> type(make_optimizer(model, load_recipe("mnist-1k", "released"))).__name__
+    'Adam'
+    """
+    options = recipe.training
+    groups = model.param_groups(options.weight_decay, exempt=options.decay_exempt)
+    if options.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=options.learning_rate, momentum=options.momentum, fused=True)
+    kind = torch.optim.Adam if options.optimizer == "adam" else torch.optim.AdamW
+    return kind(groups, lr=options.learning_rate, fused=True)
+
+
+def forget_what_vanished(optimizer: torch.optim.Optimizer) -> None:
+    """Set weights and moments below 1e-30 to zero.
+
+    Weight decay shrinks the weights of dead units until they are subnormal, and then a CPU takes some hundred cycles
+    for each of them at every product: after 700 epochs of `mnist-1k.paper`, 4 % of a layer's weights made it 25 times
+    slower. Nothing else changes: against Adam's epsilon of 1e-8 such moments round away. (Flushing by the processor,
+    ``torch.set_flush_denormal``, holds for one thread only, and for all of a user's process.)
+
+    >>> weight = torch.nn.Parameter(torch.tensor([1e-40, 0.5]))
+    >>> forget_what_vanished(torch.optim.Adam([weight]))
+    >>> weight.tolist()
+    [0.0, 0.5]
+    """
+    with torch.no_grad():
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            for x in (parameter, *optimizer.state.get(parameter, {}).values()):
+                if isinstance(x, Tensor) and x.is_floating_point() and x.dim():
+                    x.masked_fill_(x.abs() < VANISHED, 0.0)

@@ -1,0 +1,227 @@
+"""A run directory: everything about one training run, in files a person understands.
+
+========================  ==========================================================================================
+``recipe.toml``           the full resolved recipe; `dropmax train --recipe recipe.toml` repeats the run
+``environment.json``      command, commit, versions and machine
+``metrics.jsonl``         one line an epoch: loss terms, validation metrics
+``checkpoint-EPOCH.pt``   the last two states training can go on from
+``model.safetensors``     the trained model, there once training has ended
+========================  ==========================================================================================
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import pickle
+import pickletools
+import re
+import shutil
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dropmax.errors import RunError
+from dropmax.workbench.files import CannotWrite, parse_json, write_atomically
+from dropmax.workbench.recipes import Recipe, load_recipe
+
+__all__ = ["RunDirectory"]
+
+_CHECKPOINT = re.compile(r"checkpoint-(\d{6})\.pt")
+_OURS = (
+    "recipe.toml",
+    "environment.json",
+    "metrics.jsonl",
+    "model.safetensors",
+    "diagnosis.json",
+    "diagnosis.png",
+)
+
+
+class RunDirectory:
+    """The files of one run.
+
+    >>> import tempfile
+    >>> run = RunDirectory.create(Path(tempfile.mkdtemp()) / "run", load_recipe("mnist-1k"), {"command": "doctest"})
+    >>> sorted(path.name for path in run.path.iterdir())
+    ['environment.json', 'recipe.toml']
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    @classmethod
+    def create(
+        cls, path: Path | str, recipe: Recipe, environment: dict[str, Any], *, force: bool = False
+    ) -> RunDirectory:
+        """Make a new run directory; one that holds anything is refused, or, with ``force``, an old run replaced."""
+        run = cls(path)
+        if run.path.is_symlink() or (run.path.exists() and not run.path.is_dir()):
+            raise RunError(f"{run.path} is not a directory: choose another place with --out")
+        if run.path.exists() and any(run.path.iterdir()):
+            if not force:
+                raise RunError(
+                    f"{run.path} is not empty: go on with --resume {run.path}, replace it with --force, or choose "
+                    "another place with --out"
+                )
+            run._remove_old_run()
+        try:
+            run.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CannotWrite(f"cannot make the run directory {run.path}: {error.strerror or error}") from error
+        write_atomically(run.path / "environment.json", json.dumps(environment, indent=2) + "\n")
+        write_atomically(run.path / "recipe.toml", recipe.to_toml())
+        return run
+
+    @classmethod
+    def open(cls, path: Path | str) -> RunDirectory:
+        """Open the directory of a run that was begun."""
+        run = cls(path)
+        if not (run.path / "recipe.toml").is_file():
+            what = "there is no directory" if not run.path.exists() else "there is no run (no recipe.toml) in"
+            raise RunError(f"{what} {run.path}: `dropmax train` makes one")
+        return run
+
+    def recipe(self) -> Recipe:
+        """Return the resolved recipe of the run."""
+        return load_recipe(self.path / "recipe.toml")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the rows of the log, one an epoch."""
+        path = self.path / "metrics.jsonl"
+        if not path.exists():
+            return []
+        try:
+            rows = [parse_json(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        except (ValueError, OSError) as error:
+            raise RunError(f"{path} is damaged: {error}") from error
+        for number, row in enumerate(rows, 1):
+            if not isinstance(row, dict) or not isinstance(row.get("train"), dict) or row.get("epoch") != number:
+                raise RunError(f"{path} is damaged: line {number} is not that of epoch {number}")
+        return rows
+
+    def environment(self) -> dict[str, Any]:
+        """Return the command, commit, versions and machine the run was begun with; empty where that was not kept."""
+        path = self.path / "environment.json"
+        try:
+            found = parse_json(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except (ValueError, OSError) as error:
+            raise RunError(f"{path} is damaged: {error}") from error
+        if not isinstance(found, dict):
+            raise RunError(f"{path} is damaged: it holds {found!r:.60}, not a table")
+        return found
+
+    # --- checkpoints ---------------------------------------------------------------------------------------------
+
+    def save_checkpoint(self, state: dict[str, Any]) -> Path:
+        """Save what training needs to go on, and keep only the last two."""
+        path = self.path / f"checkpoint-{state['epoch']:06d}.pt"
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        write_atomically(path, buffer.getvalue())
+        for old in self.checkpoints()[:-2]:
+            old.unlink(missing_ok=True)
+        return path
+
+    def checkpoints(self) -> list[Path]:
+        """Return the checkpoints there are, oldest first."""
+        return sorted(path for path in self.path.iterdir() if _CHECKPOINT.fullmatch(path.name))
+
+    def load_checkpoint(self) -> dict[str, Any] | None:
+        """Return the newest state, or None where there is no checkpoint. Nothing in a file is ever executed."""
+        found = self.checkpoints()
+        if not found:
+            return None
+        path = found[-1]
+        try:
+            _look_over(path)
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            _refuse_stretched(state)
+        except pickle.UnpicklingError as error:
+            raise RunError(
+                f"{path} is damaged or holds more than weights and numbers, and was not loaded: delete it to go on "
+                "from an older checkpoint"
+            ) from error
+        except Exception as error:  # zipfile, torch and its unpickler raise a dozen kinds on damaged files
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            raise RunError(f"{path} cannot be read ({reason}): delete it to go on from an older checkpoint") from error
+        if not isinstance(state, dict) or "epoch" not in state or "model" not in state:
+            raise RunError(f"{path} is not a checkpoint of dropmax: delete it to go on from an older checkpoint")
+        return state
+
+    # --- the log -------------------------------------------------------------------------------------------------
+
+    def write_log(self, text: str) -> None:
+        """Replace the log by what it was at a checkpoint."""
+        write_atomically(self.path / "metrics.jsonl", text)
+
+    def append_log(self, line: str) -> None:
+        """Add a row to the log."""
+        try:
+            with open(self.path / "metrics.jsonl", "ab", buffering=0) as file:
+                before = file.seek(0, os.SEEK_END)
+                if file.write(line.encode()) != len(line.encode()):  # all it could; the disk is full
+                    file.truncate(before)  # half a row is worse than none
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise CannotWrite(f"cannot write {self.path / 'metrics.jsonl'}: {error.strerror or error}") from error
+
+    def remove_leftovers(self) -> None:
+        """Delete the temporary files of a process that was killed while writing."""
+        for path in self.path.glob(".*.tmp"):
+            if path.is_symlink() or not path.is_dir():  # a folder of that name is not ours
+                path.unlink(missing_ok=True)
+
+    def _remove_old_run(self) -> None:
+        """Delete what a run made; refuse where anything else lies there, for that is not ours to delete."""
+        strangers = [
+            p.name
+            for p in self.path.iterdir()
+            if p.name not in _OURS
+            and not _CHECKPOINT.fullmatch(p.name)
+            and p.name not in ("tensorboard", "wandb")
+            and not (p.name.startswith(".") and p.name.endswith(".tmp"))
+        ]
+        if strangers:
+            raise RunError(f"{self.path} holds {strangers[0]!r}, which no run made: --force will not delete it")
+        for path in self.path.iterdir():
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else os.unlink(path)
+
+
+def _look_over(path: Path) -> None:
+    """Raise where a checkpoint is not of the kind :meth:`RunDirectory.save_checkpoint` writes, before it is loaded.
+
+    ``weights_only`` sees to it that nothing is executed. This sees to it that a small file cannot ask for a large
+    memory: nothing in it is packed, and it names nothing but tensors, their storages and dictionaries.
+    """
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+        packed = any(info.compress_type != zipfile.ZIP_STORED for info in members)
+        if packed or sum(info.file_size for info in members) > path.stat().st_size:
+            raise ValueError("its parts are packed or larger than the file")
+        for info in members:
+            if info.filename.endswith("data.pkl"):
+                for code, argument, _ in pickletools.genops(archive.read(info)):
+                    if code.name in _NAMING and not _TENSORS.fullmatch(str(argument)):
+                        raise pickle.UnpicklingError(f"it names {argument!r}")
+
+
+#: The pickle codes that name something to call, and what our checkpoints name.
+_NAMING = ("GLOBAL", "STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4", "NEWOBJ_EX", "OBJ")
+_TENSORS = re.compile(r"torch \w+Storage|torch\._utils _rebuild_tensor_v2|collections OrderedDict")
+
+
+def _refuse_stretched(value: Any) -> None:
+    """Raise where a tensor is larger than its storage: a stride of 0 makes a terabyte out of one number."""
+    if isinstance(value, torch.Tensor):
+        if value.numel() * value.element_size() > value.untyped_storage().nbytes():
+            raise ValueError(f"it holds a tensor of shape {tuple(value.shape)} without the numbers for it")
+    elif isinstance(value, (dict, list, tuple)):
+        for item in value.values() if isinstance(value, dict) else value:
+            _refuse_stretched(item)

@@ -1,0 +1,192 @@
+"""A trained model on disk: weights and everything needed to use them, in one file without code in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from dropmax.classifier import Classifier
+from dropmax.errors import DropMaxError, InvalidValue, RunError
+from dropmax.heads import make_head
+from dropmax.workbench.data import Batches, Dataset, Split, normalise
+from dropmax.workbench.files import parse_json, write_atomically
+from dropmax.workbench.networks import check_import, feature_size, make_network
+from dropmax.workbench.recipes import Recipe, recipe_from_dict
+
+__all__ = ["TrainedModel", "build", "load_model", "save_model"]
+
+_MOST_STORED = 2304  # the side of stored images for the largest image_size, 2048
+
+
+def build(recipe: Recipe, input_shape: tuple[int, ...], num_classes: int) -> Classifier:
+    """Make the network and the head of a recipe, untrained.
+
+    >>> from dropmax.workbench.recipes import load_recipe
+    >>> build(load_recipe("own-images.default"), (1, 28, 28), 10).head
+    DropMax(in_features=256, num_classes=10)
+    """
+    options = dict(recipe.network)
+    net = make_network(options.pop("name"), input_shape, **options)
+    options = dict(recipe.head)
+    head = make_head(options.pop("name"), feature_size(net, input_shape), num_classes, **options)
+    return Classifier(net, head)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedModel:
+    """A classifier, and what its inputs and outputs mean."""
+
+    model: Classifier
+    recipe: Recipe
+    classes: tuple[str, ...]
+    input_shape: tuple[int, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    stored_size: int  #: side images are scaled to before their centre is cropped; 0 for features
+
+    @property
+    def is_images(self) -> bool:
+        """Whether it takes images rather than feature vectors."""
+        return len(self.input_shape) == 3
+
+    def batches(self, split: Split, batch_size: int = 500) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return the batches of a split, in order and as the network wants them."""
+        device = next(self.model.parameters()).device
+        for x, y in Batches(split, batch_size, self.mean, self.std, device=device):
+            yield self._laid_out(x), y
+
+    def prepare(self, inputs: Tensor) -> Tensor:
+        """Turn uint8 images or raw features into what the network was trained on."""
+        return self._laid_out(normalise(inputs, self.mean, self.std))
+
+    def _laid_out(self, x: Tensor) -> Tensor:
+        channels_last = self.is_images and self.recipe.training.channels_last
+        return x.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+
+
+def save_model(path: Path, model: Classifier, recipe: Recipe, data: Dataset) -> None:
+    """Write ``model.safetensors``, whole or not at all."""
+    about = {
+        "recipe": recipe.to_dict(),
+        "classes": list(data.classes),
+        "input_shape": list(data.input_shape),
+        "stored_size": data.train.inputs.shape[-1] if data.is_images else 0,
+        "mean": list(data.mean),
+        "std": list(data.std),
+    }
+    state = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    write_atomically(path, safetensors.torch.save(state, metadata={"dropmax": json.dumps(about)}))
+
+
+def load_model(path: Path | str, *, device: torch.device | str = "cpu", trust_network: bool = False) -> TrainedModel:
+    """Load a trained model from a run directory or a ``model.safetensors`` file.
+
+    The file may come from anybody: nothing in it is executed, and memory is taken for the tensors it holds, not for
+    those it claims.
+
+    Args:
+        path: the run directory, or the file.
+        device: where to put the model.
+        trust_network: a network of dropmax always loads. One that the file names as ``package.module:ClassName`` loads
+            if your program has imported that module; or else only if you say that you trust it, as importing runs it.
+
+    >>> load_model("no-such-run")
+    Traceback (most recent call last):
+    dropmax.errors.RunError: there is no trained model at no-such-run: `dropmax train` makes one
+    """
+    path = Path(path)
+    file = path / "model.safetensors" if path.is_dir() else path
+    if not file.exists():
+        if (path / "recipe.toml").exists():
+            raise RunError(f"the run {path} has not ended: go on with `dropmax train --resume {path}`")
+        raise RunError(f"there is no trained model at {path}: `dropmax train` makes one")
+    try:
+        # From bytes: load_file and safe_open of safetensors 0.8 never give back the memory of the tensors' names.
+        content = file.read_bytes()
+        tensors = safetensors.torch.load(content)
+        about = _read_about(json.loads(_metadata(content)["dropmax"]))
+        recipe = recipe_from_dict(about["recipe"], str(file))
+        check_import(recipe.network["name"], str(file), trust_network)
+        input_shape, classes = tuple(about["input_shape"]), tuple(about["classes"])
+        held = {name: tuple(value.shape) for name, value in tensors.items()}
+        if _shapes(recipe, input_shape, len(classes)) not in (held, None):
+            raise ValueError("its tensors are not those of the network and head it names")
+        model = build(recipe, input_shape, len(classes))
+        model.load_state_dict(tensors)
+        if recipe.training.channels_last and len(input_shape) == 3:
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    except DropMaxError:
+        raise
+    except (
+        safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError, OverflowError,
+    ) as error:  # fmt: skip
+        raise RunError(f"{file} is damaged or not a model of dropmax: {_first_line(error)}") from error
+    trained = TrainedModel(
+        model.eval(), recipe, classes, input_shape, tuple(about["mean"]), tuple(about["std"]), about["stored_size"]
+    )
+    try:
+        trained.model.to(device)
+    except (RuntimeError, AssertionError) as error:  # what torch raises for a name it does not know, or no such device
+        raise InvalidValue(f"cannot use the device {str(device)!r}: {_first_line(error)}") from error
+    return trained
+
+
+def _metadata(content: bytes) -> dict[str, str]:
+    """Return what a safetensors file says about itself: its header is JSON, after eight bytes that say how long."""
+    found: dict[str, str] = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")].decode())["__metadata__"]
+    return found
+
+
+def _shapes(recipe: Recipe, input_shape: tuple[int, ...], num_classes: int) -> dict[str, tuple[int, ...]] | None:
+    """Return the shapes of the tensors a recipe's model has, without making them.
+
+    A file of a hundred bytes can name a network of a hundred gigabytes; this is how to know in time. A network from
+    elsewhere may not know how to be made without numbers: then None.
+    """
+    head = {key: value for key, value in recipe.head.items() if key != "class_weight"}  # its values are looked at
+    try:
+        with torch.device("meta"):
+            model = build(dataclasses.replace(recipe, head=head), input_shape, num_classes)
+    except Exception:
+        if ":" in recipe.network["name"]:
+            return None
+        raise
+    return {name: tuple(value.shape) for name, value in model.state_dict().items()}
+
+
+def _read_about(about: Any) -> dict[str, Any]:
+    """Check the kinds of what a file says about its model."""
+
+    def is_list(value: Any, *kinds: type) -> bool:
+        return isinstance(value, list) and all(type(item) in kinds for item in value)
+
+    json.dumps(about, ensure_ascii=False).encode()  # a ValueError where a name is no text: half of a character
+    if not isinstance(about, dict) or not isinstance(about["recipe"], dict):
+        raise ValueError("its description is no table")
+    if not is_list(about["classes"], str):
+        raise ValueError("its classes are not a list of names")
+    shape, size = about["input_shape"], about["stored_size"]
+    if not is_list(shape, int) or not shape or min(shape) < 1:
+        raise ValueError(f"its input_shape is {shape!r:.60}")
+    if type(size) is not int or not (len(shape) != 3 or max(shape[1:]) <= size <= _MOST_STORED):
+        raise ValueError(f"its stored_size is {size!r:.60}")
+    for name in ("mean", "std"):
+        values = about[name]
+        if not is_list(values, int, float) or not all(math.isfinite(value) for value in values):
+            raise ValueError(f"its {name} holds something other than finite numbers")
+        if len(values) != shape[0] or (name == "std" and not all(value > 0 for value in values)):
+            raise ValueError(f"its {name} does not fit inputs of shape {tuple(shape)}")
+    return about
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

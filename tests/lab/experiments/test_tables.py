@@ -1,0 +1,233 @@
+"""Tables against numbers worked out by other means, and what each format does with awkward text."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from dropmax.heads import HEADS
+from dropmax.lab.experiments import Store, holm, make_table, plan_study, plan_table, write_tables
+from dropmax.lab.experiments.paper import COLUMNS, PAPER, ROWS
+from dropmax.lab.experiments.render import print_table, to_csv, to_dict, to_html, to_markdown, to_tex
+from dropmax.lab.experiments.worker import failure
+from tests.lab.experiments.results import fill
+
+ERRORS = {
+    ("softmax", "mnist-1k"): [0.0418, 0.0402, 0.0431, 0.0395, 0.0422],
+    ("sparsemax", "mnist-1k"): [0.0301, 0.0288, 0.0315, 0.0279, 0.0312],
+    ("dropmax-qp", "mnist-1k"): [0.0310, 0.0288, 0.0310, 0.0295, 0.0301],
+    ("dropmax", "mnist-1k"): [0.0288, 0.0275, 0.0301, 0.0290, 0.0296],
+}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    plan = plan_table(["mnist-1k"], heads=["softmax", "sparsemax", "dropmax-qp", "dropmax"], tune=False)
+    store = Store(tmp_path / "out")
+    fill(store, plan, ERRORS)
+    return store
+
+
+def test_means_intervals_and_corrected_p_values(store: Store) -> None:
+    cells = make_table(store).cells
+    percent = {head: [100 * value for value in values] for (head, _), values in ERRORS.items()}
+    for head, values in percent.items():
+        cell = cells[head, "mnist-1k"]
+        low, high = stats.t.interval(0.95, 4, loc=sum(values) / 5, scale=stats.sem(values))
+        assert cell.mean == pytest.approx(sum(values) / 5)
+        assert cell.half_width == pytest.approx((high - low) / 2)
+    # By hand: three comparisons with the best (dropmax); the smallest p is tripled, the next doubled, the last kept.
+    rivals = ["softmax", "sparsemax", "dropmax-qp"]
+    raw = {head: float(stats.ttest_rel(percent[head], percent["dropmax"]).pvalue) for head in rivals}
+    order = sorted(rivals, key=raw.__getitem__)
+    first = min(1.0, 3 * raw[order[0]])
+    second = max(first, min(1.0, 2 * raw[order[1]]))
+    third = max(second, raw[order[2]])
+    for head, expected in zip(order, (first, second, third), strict=True):
+        assert cells[head, "mnist-1k"].p_value == pytest.approx(expected, rel=1e-6)
+        assert cells[head, "mnist-1k"].tied == (expected > 0.05)
+    assert [head for head in rivals if cells[head, "mnist-1k"].tied] == ["sparsemax", "dropmax-qp"]
+    assert raw["dropmax-qp"] < 0.05, "the numbers are chosen so that the correction makes a difference"
+    assert [head for head in HEADS if cells[head, "mnist-1k"].best] == ["dropmax"]
+
+
+@given(st.lists(st.floats(0, 1), max_size=8))
+def test_holm_against_its_definition(p_values: list[float]) -> None:
+    ranked = sorted(p_values)
+    expected = {}
+    for i, p in enumerate(ranked):  # the definition, over all smaller ones
+        expected.setdefault(p, max(min(1.0, (len(ranked) - j) * ranked[j]) for j in range(i + 1)))
+    # Equal p-values share the largest correction their ranks give, which is that of the first.
+    assert holm(p_values) == pytest.approx([expected[p] for p in p_values])
+
+
+def test_cells_without_numbers_say_why(store: Store) -> None:
+    table = make_table(store)
+    assert [column.title for column in table.columns] == list(COLUMNS.values())
+    assert table.rows == ROWS
+    assert table.cells["softmax", "mnist-5k"].note == "not run"
+    assert table.cells["random-dropmax", "mnist-1k"].note == "not run"
+    assert table.cells["dropmax", "cifar-100"].note == "needs a GPU-week"
+    assert table.cells["dropmax", "awa"].note == "images withdrawn"
+    assert table.cells["dropmax", "mnist-1k"].note == ""
+
+
+def test_runs_that_are_missing_or_failed_are_counted(tmp_path: Path) -> None:
+    plan = plan_table(["mnist-1k"], heads=["softmax", "sparsemax", "dropmax"], runs=3, tune=False)
+    store = Store(tmp_path / "out")
+    fill(store, plan, {("softmax", "mnist-1k"): [0.05, 0.06], ("dropmax", "mnist-1k"): [0.04]})
+    softmax, sparsemax, dropmax = plan.groups
+    for job in (softmax.run_jobs({}, 3)[2], *sparsemax.run_jobs({}, 3)):
+        store.write(job, failure(job, "the loss went away"))
+    cells = make_table(store).cells
+    assert cells["softmax", "mnist-1k"].note == "2 of 3 runs, 1 failed"
+    assert cells["sparsemax", "mnist-1k"].note == "failed: the loss went away"
+    assert cells[dropmax.variant, "mnist-1k"].note == "1 of 3 runs"
+    # One run has no interval, and nothing can be said about differences.
+    assert cells["dropmax", "mnist-1k"].half_width is None
+    assert cells["dropmax", "mnist-1k"].best
+    assert cells["softmax", "mnist-1k"].p_value is None
+    assert not cells["softmax", "mnist-1k"].tied
+
+
+def test_numbers_on_awa2_stay_out_of_the_awa_column(tmp_path: Path) -> None:
+    store = Store(tmp_path / "out")
+    plan = plan_table(["awa2"], heads=["softmax"], runs=2, tune=False)
+    fill(store, plan, {("softmax", "awa2"): [0.3, 0.4]})
+    table = make_table(store)
+    assert table.cells["softmax", "awa"].mean is None
+    assert table.cells["softmax", "awa2"].mean == pytest.approx(35)
+    assert table.cells["softmax", "awa2"].paper is None
+    assert any("not comparable" in note for note in table.notes)
+
+
+def test_the_papers_numbers() -> None:
+    assert list(PAPER) == list(ROWS) == list(HEADS)
+    assert PAPER["dropmax"]["mnist-1k"] == (5.32, 0.09)
+    assert PAPER["softmax"]["cub"] == (48.84, 0.85)
+    assert PAPER["deterministic-dropmax"]["awa"] == (26.22, 0.76)
+    # The bold ones of the paper are the lowest of their columns.
+    for data in COLUMNS:
+        best = min(PAPER, key=lambda head: PAPER[head][data])
+        assert best == ("deterministic-dropmax" if data == "awa" else "dropmax")
+
+
+def test_stamps_are_on_every_table(tmp_path: Path) -> None:
+    store = Store(tmp_path / "out")
+    plan = plan_table(
+        ["mnist-1k"], heads=["softmax"], runs=2, tune=False, schedule_scale=0.1, train_size=500,
+        overrides={"training.batch_size": 25},
+    )  # fmt: skip
+    fill(store, plan, {("softmax", "mnist-1k"): [0.05, 0.06]}, command="dropmax reproduce mnist-1k")
+    written = write_tables(store)
+    assert len(written) == 12
+    for name in written:
+        text = (store.path / name).read_text(encoding="utf-8").replace("\\_", "_")
+        for stamp in ("released", "schedule x0.1", "500 training examples", "2 runs", "training.batch_size = 25"):
+            assert stamp in text, (name, stamp)
+        for origin in ("dropmax reproduce mnist-1k", "0123abc", "torch 2.13", "seeds: 0 | 1"):
+            assert origin in text, (name, origin)
+    before = {name: (store.path / name).read_bytes() for name in written}
+    write_tables(store)
+    assert {name: (store.path / name).read_bytes() for name in written} == before
+
+
+def test_markdown_marks_the_best_and_the_tied(store: Store) -> None:
+    rows = [line.split("|") for line in to_markdown(make_table(store)).splitlines() if line.startswith("|")]
+    lines = {row[1].strip(): row[2].strip() for row in rows}
+    assert re.fullmatch(r"\*\*2\.90 ± 0\.\d\d\*\* \[5\.32 ± 0\.09\]", lines["DropMax"])
+    assert re.fullmatch(r"2\.99 ± 0\.\d\d† \[6\.57 ± 0\.17\]", lines["Sparsemax"])
+    assert re.fullmatch(r"4\.14 ± 0\.\d\d \[7\.09 ± 0\.46\]", lines["Base Softmax"])
+    assert lines["Random DropMax"] == "not run [7.19 ± 0.57]"
+
+
+def test_the_table_on_the_screen_has_the_columns_that_were_run(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_table(make_table(store))
+    text = capsys.readouterr().out
+    row = next(line for line in text.splitlines() if line.strip().startswith("Base Softmax"))
+    assert "4.14 ± 0.18" in row
+    assert "7.09 ± 0.46" in row
+    assert "MNIST-1K" in text
+    assert "MNIST-5K" not in text
+    assert text.count("†") >= 2, "two heads are not told from the best, and the note says what the sign means"
+
+
+def test_csv_has_every_cell_and_reads_back(store: Store) -> None:
+    text = to_csv(make_table(store))
+    rows = list(csv.DictReader(io.StringIO("".join(line + "\n" for line in text.splitlines() if line[:1] != "#"))))
+    assert len(rows) == 8 * 7
+    by_name = {(row["row"], row["data"]): row for row in rows}
+    assert float(by_name["softmax", "mnist-1k"]["mean"]) == pytest.approx(4.136)
+    assert by_name["dropmax", "mnist-1k"]["best"] == "True"
+    assert by_name["dropmax", "awa"]["note"] == "images withdrawn"
+
+
+def test_nll_is_in_nats_and_has_no_number_of_the_papers(store: Store) -> None:
+    cells = make_table(store, "nll").cells
+    assert cells["softmax", "mnist-1k"].mean == pytest.approx(0.4136)
+    assert all(cell.paper is None for cell in cells.values())
+    assert all(math.isfinite(row["mean"]) for row in to_dict(make_table(store, "nll"))["cells"] if row["runs"])
+
+
+class _Page(HTMLParser):
+    """Collects tags, and what would be loaded from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href", "onload", "onerror")]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_awkward_text_is_escaped(tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script> & 50% | $x_1$"
+    store = Store(tmp_path / "out")
+    plan = plan_table(["mnist-1k"], heads=["softmax", "dropmax"], runs=1, tune=False)
+    fill(store, plan, {("dropmax", "mnist-1k"): [0.05]}, command=f"dropmax {evil}")
+    job = plan.groups[0].run_jobs({}, 1)[0]
+    store.write(job, failure(job, evil))
+    table = make_table(store)
+
+    page = _Page()
+    page.feed(to_html(table))
+    assert "script" not in page.tags
+    assert page.links == []
+    assert page.text.count(evil) == 2  # in the cell and in the provenance, as text
+
+    tex = next(line for line in to_tex(table).splitlines() if line.startswith("Base Softmax"))
+    assert r"\& 50\% | \$x\_1\$" in tex
+    assert tex.replace(r"\&", "").count("&") == 7  # the separators and no other
+
+    row = next(line for line in to_markdown(table).splitlines() if line.startswith("| Base Softmax"))
+    assert "<script" not in row
+    assert len(re.findall(r"(?<!\\)\|", row)) == 9
+
+
+def test_a_study_has_its_own_rows(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text('[base]\ndata = "mnist-1k"\n[variants.dropmax]\n[variants.no-kl]\n"head.kl_weight" = 0\n')
+    store = Store(tmp_path / "out")
+    fill(store, plan_study(path, runs=2), {("no-kl", "mnist-1k"): [0.05, 0.06]})
+    table = make_table(store)
+    assert list(table.rows) == ["dropmax", "no-kl"]
+    assert [column.data for column in table.columns] == ["mnist-1k"]
+    assert table.cells["dropmax", "mnist-1k"].paper is None
+    assert table.cells["dropmax", "mnist-1k"].note == "not run yet"

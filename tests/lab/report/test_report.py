@@ -1,0 +1,233 @@
+"""The report: self-contained, harmless whatever a class is called, and right in its numbers."""
+
+from __future__ import annotations
+
+import base64
+import io
+import itertools
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from dropmax import metrics
+from dropmax.errors import InvalidValue
+from dropmax.lab.figures.runs import load_runs, picture
+from dropmax.lab.report import make_report
+from dropmax.lab.report.compare import compare
+from dropmax.lab.report.examples import hardest
+from dropmax.lab.report.html import cut, escape, name
+from dropmax.lab.report.svg import Series, line_chart, nice_ticks
+from dropmax.metrics import paired_difference, t_interval
+from tests.lab.figures.small import HOSTILE
+
+VOID = {"meta", "img", "br", "line", "path", "rect", "circle", "polyline"}
+
+
+class Page(HTMLParser):
+    """Reads a page, and fails where a tag is not closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.text += data + " "
+
+
+@pytest.fixture(scope="module")
+def pages(runs: dict[str, list[Path]]) -> dict[str, str]:
+    found = {kind: make_report(load_runs(paths), "dropmax report it") for kind, paths in runs.items()}
+    found["one"] = make_report(load_runs(runs["images"][2:3]), "dropmax report it")
+    found["softmax"] = make_report(load_runs(runs["images"][:1]), "dropmax report it")
+    return found
+
+
+def test_nothing_is_fetched_and_nothing_is_executed(pages: dict[str, str]) -> None:
+    for text in pages.values():
+        page = Page(text)
+        for tag, attributes in page.tags:
+            assert tag not in ("script", "link", "iframe", "object", "embed", "form", "base", "a")
+            assert not any(key.startswith("on") or key in ("href", "xlink:href", "srcset") for key in attributes)
+            assert (attributes.get("src") or "data:image/png;base64,").startswith("data:image/png;base64,")
+        assert "url(" not in text
+        assert "@import" not in text
+        assert "http://" not in text.replace("http-equiv", "")
+        assert "https://" not in text
+        policy = next(a["content"] for t, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
+        assert policy == "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+
+
+def test_a_hostile_class_name_is_only_text(pages: dict[str, str]) -> None:
+    assert "<script" not in pages["images"]
+    assert "&lt;script&gt;alert(&quot;x&quot;)&lt;/script&gt;" in pages["images"]
+    assert '<script>alert("x")</script>' in Page(pages["images"]).text
+
+
+def test_it_has_every_section(pages: dict[str, str]) -> None:
+    for text in pages.values():
+        shown = Page(text).text
+        for title in (
+            "What was trained on what",
+            "The numbers",
+            "How it learned",
+            "Whether its confidence can be believed",
+            "What is confused with what",
+            "hardest examples",
+            "How to repeat it",
+            "dropmax report it",
+            "Squared distance of the predicted probabilities",
+            "learning_rate = 0.01",
+        ):
+            assert title in shown
+
+
+def test_pictures_are_those_of_the_hardest_examples(runs: dict[str, list[Path]], pages: dict[str, str]) -> None:
+    (run,) = load_runs(runs["images"][2:3])
+    chosen = hardest(run)
+    on_truth = run.outputs.probs[torch.arange(len(run.test)), run.outputs.labels]
+    assert [float(p) for p in on_truth[chosen]] == sorted(on_truth.tolist())[:20]
+    found = re.findall(r'src="data:image/png;base64,([^"]+)"', pages["one"])
+    assert len(found) == len(chosen)
+    for data, index in zip(found, chosen, strict=True):
+        with Image.open(io.BytesIO(base64.b64decode(data))) as image:
+            assert np.array_equal(np.asarray(image), picture(run.test, index))
+
+
+def test_features_have_no_pictures(pages: dict[str, str]) -> None:
+    assert "<img" not in pages["pair"]
+    assert "a row of 5 features" in Page(pages["pair"]).text
+
+
+def test_two_hundred_classes_stay_legible(pages: dict[str, str]) -> None:
+    """No more than the strongest links and the classes that matter are shown, so the page stays small."""
+    text = pages["many"]
+    assert len(text) < 400_000
+    for profile in re.findall(r'<svg class="profile".*?</svg>', text):
+        assert profile.count("<rect") <= 8
+    for graph in re.findall(r'<svg class="graph".*?</svg>', text):
+        assert graph.count("<circle") <= 24
+
+
+def test_heads_without_masks_get_a_report_too(pages: dict[str, str]) -> None:
+    shown = Page(pages["softmax"]).text
+    assert "This head learns no masks, so the links are its measured mistakes." in shown
+    assert "over all masks" not in shown
+    assert 'class="rho' not in pages["softmax"]
+
+
+def test_a_single_run_says_that_it_has_no_interval(pages: dict[str, str]) -> None:
+    assert "One run: no interval." in Page(pages["one"]).text
+    assert "±" not in Page(pages["one"]).text.split("How it learned")[0]
+
+
+def test_numbers_are_the_metrics_and_intervals_students(runs: dict[str, list[Path]], pages: dict[str, str]) -> None:
+    loaded = load_runs(runs["images"])
+    errors = {(run.head.name, run.seed): metrics.error(run.outputs.probs, run.outputs.labels) for run in loaded}
+    shown = Page(pages["images"]).text
+    for head in ("softmax", "dropmax", "sparsemax"):
+        mean, half = t_interval([errors[head, 0], errors[head, 1]])
+        assert f"{100 * mean:.2f} ± {100 * half:.2f} %" in shown
+    found = compare(loaded)
+    assert found.baseline == "softmax"
+    expected = paired_difference(*([errors[head, seed] for seed in (0, 1)] for head in ("dropmax", "softmax")))
+    difference = found.differences["dropmax", "error"]
+    assert difference.paired == expected
+    assert difference.p_value is not None
+    assert difference.p_value >= expected.p_value  # corrected for two methods compared
+    best = min(found.methods, key=lambda m: found.cells[m, "error"].mean or 0)
+    assert [m for m in found.methods if found.cells[m, "error"].best] == [best]
+
+
+def test_seeds_that_do_not_pair_have_no_interval(runs: dict[str, list[Path]]) -> None:
+    softmax_0, dropmax_1 = runs["images"][0], runs["images"][3]
+    text = make_report(load_runs([softmax_0, dropmax_1]), "c")
+    shown = Page(text).text
+    assert "read such a difference as an anecdote" in shown
+    assert "No interval for softmax, dropmax: one run." in shown
+
+
+def test_the_same_method_and_seed_twice_counts_once(runs: dict[str, list[Path]], tmp_path: Path) -> None:
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(runs["images"][0], copy)
+    found = compare(load_runs([runs["images"][0], copy]))
+    assert list(found.cells["softmax", "error"].values) == [0]
+    assert found.notes == (f"{copy} has the method and seed of another run, and is left out of the means.",)
+
+
+def test_runs_on_several_data_sets_are_kept_apart(runs: dict[str, list[Path]]) -> None:
+    text = make_report(load_runs([runs["images"][2], runs["pair"][0]]), "c")
+    assert [cut(x, 30) for x in re.findall(r'<h1><bdi class="name">(.*?)</bdi></h1>', text)] == [
+        "spots.npz",
+        "pair.npz",
+    ]
+    assert text.count("<h2>The numbers</h2>") == 2
+
+
+def test_no_run_is_refused() -> None:
+    with pytest.raises(InvalidValue, match="name at least one run"):
+        make_report([], "c")
+
+
+@given(st.text())
+def test_escaped_text_reads_back_as_text(text: str) -> None:
+    class Reader(HTMLParser):
+        found = ""
+
+        def handle_data(self, data: str) -> None:
+            self.found += data
+
+        def handle_starttag(self, tag: str, attrs: object) -> None:
+            raise AssertionError(tag)
+
+    reader = Reader()
+    reader.feed(escape(text))
+    reader.close()
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", reader.found)
+    assert [c for c in reader.found if c.isprintable()] == [c for c in text if c.isprintable()]
+
+
+def test_long_names_are_cut_and_kept_in_the_title() -> None:
+    assert name("x" * 50, 10) == f'<bdi class="name" title="{"x" * 50}">{"x" * 9}…</bdi>'
+    assert HOSTILE not in name(HOSTILE)
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6), st.integers(2, 8))
+def test_ticks_are_few_even_and_inside(low: float, span: float, most: int) -> None:
+    high = low + span
+    ticks = nice_ticks(low, high, most)
+    assert len(ticks) <= most
+    slack = 1e-6 * max(abs(low), abs(high), span)
+    assert all(low - slack <= tick <= high + slack for tick in ticks)
+    steps = {round((b - a) / span, 6) for a, b in itertools.pairwise(ticks)}
+    assert len(steps) <= 1 or max(steps) - min(steps) < 1e-3
+
+
+def test_a_chart_of_nothing_is_nothing() -> None:
+    assert line_chart([Series("a", [], 0)], title="t", x="x", y="y") == ""
+    assert line_chart([Series("a", [(1, float("nan"))], 0)], title="t", x="x", y="y") == ""
+    assert "<circle" in line_chart([Series("a", [(1, 2.0)], 0)], title="t", x="x", y="y")

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dropmax.errors import DataError, InvalidValue
+from dropmax.workbench.data import folders as folders_module
+from dropmax.workbench.data import load
+from dropmax.workbench.data.folders import list_cub, list_folder
+from tests.workbench.data.layouts import image_folder, picture, write_cub
+
+
+def test_a_plain_folder_is_split_for_you(tmp_path: Path) -> None:
+    root = image_folder(tmp_path / "pets", {"cat": 20, "dog": 30})
+    first, other = load(root, seed=0, image_size=16), load(root, seed=1, image_size=16)
+    assert first.classes == ("cat", "dog")
+    assert first.input_shape == (3, 16, 16)
+    assert first.train.inputs.shape[1:] == (3, 18, 18)
+    assert first.test.labels.bincount().tolist() == [4, 6]
+    assert [len(first.train), len(first.validation)] == [36, 4]
+    assert first.notes == ("no test part was given: 10 rows were held out, the same for every seed",)
+    assert torch.equal(first.test.inputs, other.test.inputs)
+    assert not torch.equal(first.validation.inputs, other.validation.inputs)
+    # Red tells the class, green the number: every picture is in exactly one split, with its own label.
+    seen = [
+        (int(image[0, 9, 9]), int(image[1, 9, 9]))
+        for split in (first.train, first.validation, first.test)
+        for image, label in zip(split.inputs, split.labels, strict=True)
+        if int(image[0, 9, 9]) == 40 * int(label)
+    ]
+    assert len(seen) == len(set(seen)) == 50
+
+
+@pytest.mark.parametrize("validation", ["val", "validation", None])
+def test_given_parts_are_kept(tmp_path: Path, validation: str | None) -> None:
+    image_folder(tmp_path / "train", {"cat": 10, "dog": 10})
+    image_folder(tmp_path / "test", {"cat": 3, "dog": 2})
+    if validation:
+        image_folder(tmp_path / validation, {"cat": 1, "dog": 4})
+    data = load(tmp_path, image_size=8)
+    assert data.test.labels.tolist() == [0, 0, 0, 1, 1]
+    assert data.validation.labels.tolist() == ([0, 1, 1, 1, 1] if validation else [0, 1])
+    assert data.notes == ()
+
+
+def test_files_that_are_no_images_are_noted_and_hidden_ones_ignored(tmp_path: Path) -> None:
+    image_folder(tmp_path, {"cat": 5, "dog": 5})
+    picture(tmp_path / "cat" / "deeper" / "UPPER.JPG")
+    (tmp_path / "cat" / "README.txt").write_text("hello")
+    (tmp_path / "cat" / ".DS_Store").write_text("hello")
+    (tmp_path / ".git").mkdir()
+    listing = list_folder(tmp_path)
+    assert len(listing.files["train"]) == 11
+    assert listing.notes == ["1 files are not images by their suffix and were left out: cat/README.txt"]
+
+
+def unknown_in_test(root: Path) -> None:
+    image_folder(root / "train", {"cat": 3, "dog": 3})
+    image_folder(root / "test", {"cat": 3, "fox": 3})
+
+
+def empty_class(root: Path) -> None:
+    image_folder(root, {"cat": 3, "dog": 3})
+    (root / "fox").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda root: root.mkdir(), "has no folders in it"),
+        (lambda root: image_folder(root, {"cat": 3}), "has the one class 'cat'"),
+        (empty_class, "fox has no images in it"),
+        (unknown_in_test, "test/fox is a class that is not in training"),
+        (lambda root: image_folder(root, {"cat": 1, "dog": 1}), "at most 0 can be held out"),
+    ],
+)
+def test_folders_that_cannot_be_used(tmp_path: Path, make: Callable[[Path], object], says: str) -> None:
+    make(tmp_path / "pets")
+    with pytest.raises(DataError, match=says) as caught:
+        load(tmp_path / "pets", image_size=8)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unreadable_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image_folder(tmp_path, {"cat": 3, "dog": 3})
+
+    def denied(self: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "iterdir", denied)  # the tests may run as root, whom no permission stops
+    with pytest.raises(DataError, match="cannot be read: Permission denied"):
+        list_folder(tmp_path)
+
+
+def test_cub_follows_its_tables(tmp_path: Path) -> None:
+    write_cub(tmp_path / "CUB_200_2011", classes=3, a_class=8)
+    data = load("cub", data_dir=tmp_path, validation_size=3)
+    assert data.classes == ("Bird number 0", "Bird number 1", "Bird number 2")
+    assert data.input_shape == (3, 64, 64)
+    assert data.train.crop == 64
+    assert [len(data.train), len(data.validation), len(data.test)] == [9, 3, 12]
+    assert data.validation.labels.tolist() == [0, 1, 2]
+    for split, parity in ((data.train, 0), (data.test, 1)):
+        for image, label in zip(split.inputs, split.labels, strict=True):
+            assert abs(int(image[0].float().mean()) - 60 * int(label)) < 6
+            assert round(float(image[1].float().mean()) / 30) % 2 == parity
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "says"),
+    [
+        ("images.txt", "bird_0.jpg", "../../../etc/passwd", r"names '001.*passwd', which is outside its images folder"),
+        ("images.txt", "1 001", "1  extra 001", "images.txt, line 1: expected a number and a value"),
+        ("images.txt", "2 001", "1 001", "line 2: 1 is listed twice"),
+        ("images.txt", "bird_3.jpg", "gone.jpg", "gone.jpg is listed but cannot be read"),
+        ("image_class_labels.txt", "1 1\n", "1 9\n", "gives image 1 the unknown class 9"),
+        ("image_class_labels.txt", "12 3\n", "", "do not list the same images: 12 is in one only"),
+        ("train_test_split.txt", "1 1\n", "1 2\n", "gives image 1 '2', not 0 or 1"),
+        ("classes.txt", None, "", "classes.txt is empty"),
+    ],
+)
+def test_damaged_tables_of_cub(tmp_path: Path, file: str, old: str | None, new: str, says: str) -> None:
+    write_cub(tmp_path)
+    text = (tmp_path / file).read_text()
+    (tmp_path / file).write_text(new if old is None else text.replace(old, new, 1))
+    with pytest.raises(DataError, match=says):
+        load("cub", data_dir=tmp_path)
+
+
+def test_awa2_tests_on_fifty_a_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders_module, "AWA2_TEST_A_CLASS", 5)
+    root = tmp_path / "Animals_with_Attributes2" / "JPEGImages"
+    for k, name in enumerate(["antelope", "grizzly+bear"]):
+        for n in range(12 + 10 * k):
+            picture(root / name / f"{name}_{10001 + n}.jpg", (0, 10 * n, 0))
+    first, other = load("awa2", data_dir=tmp_path, image_size=8), load("awa2", data_dir=tmp_path, image_size=8, seed=1)
+    assert first.classes == ("antelope", "grizzly bear")
+    assert first.test.labels.bincount().tolist() == [5, 5]
+    assert torch.equal(first.test.inputs, other.test.inputs)
+    assert len(first.train) + len(first.validation) == 24
+    for path in sorted((root / "antelope").iterdir())[:8]:
+        path.unlink()
+    with pytest.raises(DataError, match="antelope has 4 images, but 5 a class are for testing"):
+        load("awa2", data_dir=tmp_path)
+
+
+def test_image_size_is_checked(tmp_path: Path) -> None:
+    image_folder(tmp_path, {"cat": 5, "dog": 5})
+    with pytest.raises(InvalidValue, match="image_size must be 8 to 2048 pixels, not 3"):
+        load(tmp_path, image_size=3)
+
+
+def test_the_real_cub(real: Callable[[str], Path]) -> None:
+    data_dir = real("CUB_200_2011")
+    listing = list_cub(data_dir / "CUB_200_2011")
+    assert [len(listing.files["train"]), len(listing.files["test"])] == [5994, 5794]
+    load("cub", data_dir=data_dir)  # fills the cache
+    start = time.perf_counter()
+    data = load("cub", data_dir=data_dir, seed=2)
+    assert time.perf_counter() - start < 5  # about a second on a quiet machine
+    assert [len(data.train), len(data.validation), len(data.test)] == [5395, 599, 5794]
+    assert data.num_classes == 200
+    assert data.train.inputs.shape[1:] == (3, 72, 72)
+    assert np.bincount(data.validation.labels.numpy()).min() >= 2

@@ -1,0 +1,311 @@
+"""The networks themselves: sizes derived by hand, shapes, gradients, and what compilers and dtypes ask of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from dropmax.errors import InvalidType, InvalidValue
+from dropmax.workbench.networks import MLP, BasicBlock, CifarResNet, LeNet, ResNet, SmallCNN, TutorialCNN
+
+torch.set_num_threads(1)
+
+# One of each kind, small where the kind allows it, with the shape of one example.
+SMALL: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "tutorial-cnn": (lambda: TutorialCNN((1, 13, 10), hidden=32), (1, 13, 10)),
+    "lenet": (lambda: LeNet((1, 16, 17), hidden=32), (1, 16, 17)),
+    "cifar-resnet-a": (lambda: CifarResNet((3, 12, 12), depth=14, shortcut="A"), (3, 12, 12)),
+    "cifar-resnet-b": (lambda: CifarResNet((3, 12, 12), depth=14, shortcut="B"), (3, 12, 12)),
+    "resnet-7x7": (lambda: ResNet(18, (3, 64, 64), "7x7", widths=(8, 8, 16, 16)), (3, 64, 64)),
+    "resnet-3x3": (lambda: ResNet(18, (3, 16, 16), "3x3", widths=(8, 8, 16, 16)), (3, 16, 16)),
+    "small-cnn": (lambda: SmallCNN((3, 12, 12), widths=(16, 24), convs_per_block=2), (3, 12, 12)),
+    "mlp": (lambda: MLP(20, hidden=(16, 8), dropout=0.2), (20,)),
+}
+each_kind = pytest.mark.parametrize(("make", "shape"), SMALL.values(), ids=SMALL)
+
+
+def batch(shape: tuple[int, ...], n: int = 4) -> torch.Tensor:
+    return torch.randn(n, *shape, generator=torch.Generator().manual_seed(0))
+
+
+def count(network: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+# Numbers of parameters, from layer shapes.
+
+
+def conv(kernel: int, before: int, after: int, bias: bool = False) -> int:
+    return kernel * kernel * before * after + bias * after
+
+
+def conv_bn(kernel: int, before: int, after: int) -> int:
+    return conv(kernel, before, after) + 2 * after
+
+
+def thin_resnet(n: int, projections: bool) -> int:
+    """16-32-64: in a stage of n blocks there are 2n convolutions, of which the first may change the width."""
+    stages = 2 * n * conv_bn(3, 16, 16)
+    for before, after in ((16, 32), (32, 64)):
+        stages += conv_bn(3, before, after) + (2 * n - 1) * conv_bn(3, after, after)
+        stages += projections * conv_bn(1, before, after)
+    return conv_bn(3, 3, 16) + stages
+
+
+@pytest.mark.parametrize(
+    ("network", "expected"),
+    [
+        (TutorialCNN(), conv(5, 1, 32, True) + conv(5, 32, 64, True) + 7 * 7 * 64 * 1024 + 1024),
+        (TutorialCNN((3, 30, 33)), conv(5, 3, 32, True) + conv(5, 32, 64, True) + 8 * 9 * 64 * 1024 + 1024),
+        (LeNet(), conv(5, 1, 20, True) + conv(5, 20, 50, True) + 4 * 4 * 50 * 500 + 500),
+        (LeNet((3, 32, 32)), conv(5, 3, 20, True) + conv(5, 20, 50, True) + 5 * 5 * 50 * 500 + 500),
+        (CifarResNet(depth=20, shortcut="A"), 269_072),  # the published 0.27 M: 269,722 with 650 in the last layer
+        (CifarResNet(depth=20, shortcut="A"), thin_resnet(3, projections=False)),
+        (CifarResNet(depth=20), thin_resnet(3, projections=True)),
+        (CifarResNet(), thin_resnet(5, projections=True)),
+        (CifarResNet(depth=56, shortcut="A"), thin_resnet(9, projections=False)),
+        (ResNet(18), 11_176_512),
+        (ResNet(34), 21_284_672),
+        (ResNet(18, stem="3x3"), 11_176_512 - conv(7, 3, 64) + conv(3, 3, 64)),
+        (SmallCNN(), conv_bn(3, 3, 64) + conv_bn(3, 64, 128) + conv_bn(3, 128, 256)),
+        (SmallCNN(widths=(8, 16), convs_per_block=2), sum(conv_bn(3, *w) for w in ((3, 8), (8, 8), (8, 16), (16, 16)))),
+        (MLP(64), (64 * 256 + 256) + (256 * 256 + 256)),
+        (MLP(64, hidden=()), 0),
+    ],
+)
+def test_number_of_parameters(network: nn.Module, expected: int) -> None:
+    assert count(network) == expected
+
+
+@pytest.mark.parametrize(("depth", "expected"), [(18, 17 + 3), (34, 33 + 3)])
+def test_resnet_has_the_layers_its_name_counts_less_the_head_and_three_projections(depth: int, expected: int) -> None:
+    assert sum(isinstance(module, nn.Conv2d) for module in ResNet(depth).modules()) == expected
+
+
+def test_cifar_resnet_default_is_the_nearest_to_34() -> None:
+    convolutions = [module for module in CifarResNet().modules() if isinstance(module, nn.Conv2d)]
+    projections = [module for module in convolutions if module.kernel_size == (1, 1)]
+    assert len(projections) == 2
+    assert len(convolutions) + 1 == 34  # with the head
+
+
+@pytest.mark.parametrize("size", [1, 7, 28, 31])
+def test_tutorial_cnn_takes_any_size(size: int) -> None:
+    assert TutorialCNN((2, size, size), hidden=8)(torch.zeros(2, 2, size, size)).shape == (2, 8)
+
+
+@pytest.mark.parametrize("size", [16, 17, 28, 40])
+def test_lenet_takes_sizes_from_16(size: int) -> None:
+    assert LeNet((1, size, size))(torch.zeros(2, 1, size, size)).shape == (2, 500)
+
+
+def feature_map_size(network: nn.Module, layer: nn.Module, size: int) -> int:
+    seen: list[int] = []
+    handle = layer.register_forward_hook(lambda _, __, output: seen.append(output.shape[-1]))
+    network.eval()(torch.zeros(1, 3, size, size))
+    handle.remove()
+    return seen[0]
+
+
+def test_stems_and_stages_shrink_the_image_as_documented() -> None:
+    narrow = (4, 4, 4, 4)
+    big, small, thin = (
+        ResNet(18, stem="7x7", widths=narrow),
+        ResNet(18, stem="3x3", widths=narrow),
+        CifarResNet(depth=8),
+    )
+    assert feature_map_size(big, big.stages, 224) == 7
+    assert feature_map_size(small, small.stages, 32) == 4
+    assert feature_map_size(thin, thin.stages, 32) == 8
+
+
+def test_shortcut_a_takes_every_second_pixel_and_pads_channels_on_both_sides() -> None:
+    block = BasicBlock(2, 6, stride=2, shortcut="A").eval()
+    nn.init.zeros_(block.bn2.weight)  # closes the residual branch: what is left is relu of the shortcut
+    x = batch((2, 5, 5)).abs()
+    out = block(x)
+    assert torch.equal(out[:, 2:4], x[:, :, ::2, ::2])
+    assert out[:, [0, 1, 4, 5]].abs().max() == 0
+
+
+def test_zero_init_residual_makes_every_block_its_shortcut() -> None:
+    network = CifarResNet(depth=8, zero_init_residual=True).eval()
+    first = network.stages[0][0]  # type: ignore[index]
+    x = batch((16, 4, 4)).abs()
+    assert torch.equal(first(x), x)
+    assert not torch.equal(CifarResNet(depth=8).eval().stages[0][0](x), x)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("init", ["glorot", None])
+def test_tutorial_cnn_init(init: str | None) -> None:
+    network = TutorialCNN(init=init) if init else TutorialCNN()
+    weight = network.fc.weight.detach()
+    std, largest = float(weight.std()), float(weight.abs().max())
+    if init == "glorot":
+        bound = (6 / (3136 + 1024)) ** 0.5
+        assert largest <= bound
+        assert std == pytest.approx(bound / 3**0.5, rel=0.01)
+        assert bool((network.fc.bias == 0).all())
+    else:
+        assert largest <= 0.2
+        assert std == pytest.approx(0.08796, rel=0.01)  # of a normal of deviation 0.1 cut at two deviations
+        assert bool((network.fc.bias == 0.1).all())
+
+
+def test_resnet_convolutions_start_with_variance_two_over_fan_out() -> None:
+    for module in ResNet(18).modules():
+        if isinstance(module, nn.Conv2d) and module.weight.numel() > 50_000:
+            fan_out = module.out_channels * module.kernel_size[0] * module.kernel_size[1]
+            assert float(module.weight.detach().var()) * fan_out == pytest.approx(2, rel=0.03)
+
+
+@each_kind
+def test_features_have_out_features_and_gradients_reach_every_parameter(
+    make: Callable[[], nn.Module], shape: tuple[int, ...]
+) -> None:
+    torch.manual_seed(0)
+    network = make()
+    h = network(batch(shape, 8))
+    assert h.shape == (8, network.out_features)
+    h.square().sum().backward()
+    for name, parameter in network.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+@each_kind
+def test_evaluation_is_deterministic_and_treats_examples_apart(
+    make: Callable[[], nn.Module], shape: tuple[int, ...]
+) -> None:
+    network, x = make().eval(), batch(shape)
+    with torch.no_grad():
+        whole = network(x)
+        assert torch.equal(whole, network(x))
+        torch.testing.assert_close(torch.cat([network(one[None]) for one in x]), whole, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("network", [TutorialCNN((1, 8, 8)), MLP(64, dropout=0.5)])
+def test_dropout_is_on_in_training_only(network: nn.Module) -> None:
+    x = batch((1, 8, 8))
+    assert not torch.equal(network.train()(x), network(x))
+    zeroed = float((network(x) == 0).float().mean())
+    assert zeroed > float((network.eval()(x) == 0).float().mean()) + 0.1
+
+
+@pytest.mark.parametrize(("make", "shape"), [SMALL[kind] for kind in SMALL if kind != "mlp"])
+def test_channels_last_gives_the_same_features(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+    network, x = make().eval(), batch(shape)
+    formats: list[bool] = []
+    with torch.no_grad():
+        expected = network(x)
+        network = network.to(memory_format=torch.channels_last)
+        for module in network.modules():
+            if isinstance(module, nn.Conv2d):
+                module.register_forward_hook(
+                    lambda _, inputs, __: formats.append(inputs[0].is_contiguous(memory_format=torch.channels_last))
+                )
+        torch.testing.assert_close(network(x.to(memory_format=torch.channels_last)), expected, rtol=1e-4, atol=1e-5)
+    assert all(formats), "some layer fell back to the other memory format"
+
+
+def check_bfloat16_autocast(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+    network, x = make(), batch(shape)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        network(x).float().square().mean().backward()
+    assert all(p.grad is not None and p.dtype == p.grad.dtype == torch.float32 for p in network.parameters())
+    network.eval()
+    with torch.no_grad():
+        expected = network(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            h = network(x)
+    assert h.dtype == torch.bfloat16
+    assert (h - expected).abs().max() < 0.05 * expected.abs().max()
+
+
+def test_bfloat16_autocast_on_cpu() -> None:
+    # In a process of its own with oneDNN capped below AMX: some virtual machines announce AMX and then kill the process
+    # that uses it (illegal instruction), and the cap is read only once, before the first matrix product.
+    script = """
+import runpy, sys, traceback
+tests = runpy.run_path(sys.argv[1])
+failed = []
+for kind, (make, shape) in tests["SMALL"].items():
+    try:
+        tests["check_bfloat16_autocast"](make, shape)
+    except Exception:
+        failed.append(kind)
+        traceback.print_exc()
+sys.exit(f"failed: {failed}" if failed else 0)
+"""
+    environment = {
+        **os.environ,
+        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    done = subprocess.run([sys.executable, "-c", script, __file__], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@each_kind
+@pytest.mark.parametrize("training", [False, True])
+def test_compiles_in_one_graph(make: Callable[[], nn.Module], shape: tuple[int, ...], training: bool) -> None:
+    torch._dynamo.reset()
+    network, x = make().train(training), batch(shape)
+    compiled = torch.compile(network, fullgraph=True, backend="aot_eager")
+    if training:
+        compiled(x).sum().backward()
+        assert all(parameter.grad is not None for parameter in network.parameters())
+    else:
+        torch.testing.assert_close(compiled(x), network(x))
+
+
+@each_kind
+def test_exports_with_any_batch_size(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+    network = make().eval()
+    dynamic = ({0: torch.export.Dim("batch")},)
+    program = torch.export.export(network, (batch(shape),), dynamic_shapes=dynamic)
+    x = batch(shape, 7)
+    torch.testing.assert_close(program.module()(x), network(x))
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (lambda: LeNet((1, 8, 8)), InvalidValue, r"shape \(1, 8, 8\): the smallest that works is \(1, 16, 16\)"),
+        (lambda: LeNet((3, 28, 15)), InvalidValue, r"shape \(3, 28, 15\): the smallest that works is \(3, 16, 16\)"),
+        (lambda: SmallCNN((3, 3, 32)), InvalidValue, r"shape \(3, 3, 32\): the smallest that works is \(3, 4, 4\)"),
+        (lambda: TutorialCNN((28, 28)), InvalidValue, r"\(channels, height, width\), got input_shape \(28, 28\)"),
+        (lambda: TutorialCNN((1, 28, 0)), InvalidValue, r"positive integers only, got \(1, 28, 0\)"),
+        (lambda: TutorialCNN((1, 28.0, 28)), InvalidType, r"sequence of integers, got \(1, 28.0, 28\)"),
+        (lambda: TutorialCNN(dropout=1.0), InvalidValue, r"dropout must lie in \[0, 1\), got 1.0"),
+        (lambda: TutorialCNN(dropout="half"), InvalidType, r"dropout must be a number in \[0, 1\), got 'half'"),
+        (lambda: TutorialCNN(init="glorott"), InvalidValue, "unknown init 'glorott': did you mean 'glorot'"),
+        (lambda: CifarResNet(depth=34), InvalidValue, r"depth 6n \+ 2 \(.*\), got 34: try 32"),
+        (lambda: CifarResNet(depth=2), InvalidValue, r"got 2: try 8"),
+        (lambda: CifarResNet(widths=(16, 32)), InvalidValue, r"three widths, got \(16, 32\)"),
+        (lambda: CifarResNet(shortcut="C"), InvalidValue, "unknown shortcut 'C': it is 'A'"),
+        (lambda: CifarResNet(widths=(64, 32, 16), shortcut="A"), InvalidValue, "from 64 down to 32: use 'B'"),
+        (lambda: ResNet(50), InvalidValue, "depth 18 or 34, got 50"),
+        (lambda: ResNet(18, stem="5x5"), InvalidValue, "unknown stem '5x5'"),
+        (lambda: ResNet(18, widths=(64,)), InvalidValue, r"four widths, got \(64,\)"),
+        (lambda: SmallCNN(widths=()), InvalidValue, "widths is empty"),
+        (lambda: SmallCNN(convs_per_block=0), InvalidValue, "convs_per_block must hold positive"),
+        (lambda: MLP(0), InvalidValue, "in_features must hold positive integers"),
+        (lambda: MLP(4, hidden=256), InvalidType, "hidden must be a sequence of integers, got 256"),
+        (lambda: LeNet()(torch.zeros(2, 1, 32, 32)), InvalidValue, r"\(N, 1, 28, 28\), got \(2, 1, 32, 32\)"),
+        (lambda: TutorialCNN()(torch.zeros(2, 3, 28, 28)), InvalidValue, r"\(N, 1, 28, 28\), got \(2, 3, 28, 28\)"),
+        (lambda: MLP(64)(torch.zeros(2, 8, 9)), InvalidValue, r"64 numbers an example, got 72 .*\(2, 8, 9\)"),
+    ],
+)
+def test_what_cannot_work_is_refused_and_says_what_would(
+    call: Callable[[], object], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        call()

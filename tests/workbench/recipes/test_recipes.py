@@ -1,0 +1,137 @@
+"""Recipes: readable, complete, and strict about what they do not know."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dropmax.errors import DropMaxError
+from dropmax.heads import HEADS, PAPER_OBJECTIVE, make_head
+from dropmax.workbench.networks import make_network
+from dropmax.workbench.recipes import TrainingOptions, load_recipe, parse_override, recipe_names
+
+NAMES = recipe_names()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_is_whole_and_survives_a_round_trip(name: str, tmp_path: Path) -> None:
+    recipe = load_recipe(name)
+    (tmp_path / "copy.toml").write_text(recipe.to_toml())
+    assert load_recipe(tmp_path / "copy.toml").to_dict() == recipe.to_dict()
+    shape = {"mnist": (1, 28, 28), "cifar": (3, 32, 32), "own-f": (7,)}.get(name[:5], (3, 64, 64))
+    network = dict(recipe.network)
+    make_network(network.pop("name"), shape, **network)
+    for head in HEADS:
+        options = dict(recipe.override({"head.name": head}).head)
+        make_head(options.pop("name"), 4, 3, **options)
+
+
+def test_the_schedules_of_appendix_c() -> None:
+    rates = {
+        ("mnist-1k", "paper"): (2000, 50, "adam", {0: 1e-4, 1999: 1e-4}),
+        ("mnist-5k", "paper"): (500, 50, "adam", {0: 1e-4}),
+        ("mnist-55k", "paper"): (100, 50, "adam", {0: 1e-4}),
+        ("cifar-10", "paper"): (200, 128, "sgd", {0: 0.1, 79: 0.1, 80: 0.01, 120: 1e-3, 160: 1e-4}),
+        ("cifar-100", "paper"): (200, 128, "sgd", {0: 0.1, 79: 0.1, 80: 0.01, 120: 1e-3, 160: 1e-4}),
+        ("awa2", "paper"): (300, 125, "sgd", {0: 1e-2, 149: 1e-2, 150: 1e-3, 250: 1e-4}),
+        ("cub", "paper"): (400, 125, "sgd", {0: 1e-2, 199: 1e-2, 200: 1e-3, 300: 1e-4}),
+        ("mnist-1k", "released"): (200, 100, "adam", {0: 1e-3, 66: 1e-3, 67: 1e-4, 132: 1e-4, 133: 1e-5}),
+    }
+    for (data, variant), (epochs, batch, optimizer, at) in rates.items():
+        training = load_recipe(data, variant).training
+        assert (training.epochs, training.batch_size, training.optimizer) == (epochs, batch, optimizer)
+        assert {epoch: training.learning_rate_at(epoch) for epoch in at} == at
+    assert load_recipe("cub").training.weight_decay == 1e-3
+    assert load_recipe("mnist-1k", "released").training.decay_exempt == ("theta", "phi")
+
+
+def test_a_cosine_schedule_falls_from_the_rate_to_nearly_nothing() -> None:
+    options = TrainingOptions(epochs=10, learning_rate=1.0, schedule="cosine")
+    rates = [options.learning_rate_at(epoch) for epoch in range(10)]
+    assert rates[0] == 1.0
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] < 0.03
+
+
+def test_choosing_another_head_drops_the_options_of_the_one_before() -> None:
+    recipe = load_recipe("mnist-1k", "paper")
+    options = {"stop_gradient": "parameters", **PAPER_OBJECTIVE}
+    assert recipe.head == {"name": "dropmax", **options}
+    assert recipe.override({"head.name": "softmax"}).head == {"name": "softmax"}
+    back = recipe.override({"head.name": "softmax"}).override({"head.temperature": 1.0, "head.name": "dropmax"})
+    assert back.head == {"name": "dropmax", **options, "temperature": 1.0}
+
+
+@pytest.mark.parametrize("name", [name for name in recipe_names() if name.endswith((".paper", ".released"))])
+def test_the_papers_recipes_keep_the_papers_objective_whatever_the_default_is(name: str) -> None:
+    assert load_recipe(name).head.items() >= PAPER_OBJECTIVE.items()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ({"training.epoch": 5}, "unknown key training.epoch: did you mean 'epochs'"),
+        ({"data.nme": "x"}, "unknown key data.nme: did you mean 'name'"),
+        ({"trainig.epochs": 5}, "cannot set 'trainig.epochs'"),
+        ({"training": 5}, "cannot set 'training'"),
+        ({"training.epochs": 0}, "training.epochs must be at least 1, got 0"),
+        ({"training.epochs": 1.5}, "training.epochs must be a whole number, got 1.5"),
+        ({"training.epochs": True}, "training.epochs must be a whole number, got True"),
+        ({"training.learning_rate": 0}, "training.learning_rate must be finite and above 0"),
+        ({"training.learning_rate": "fast"}, "training.learning_rate must be a number, got 'fast'"),
+        ({"training.weight_decay": -1}, "training.weight_decay must be finite and not below 0"),
+        ({"training.optimizer": "adma"}, "unknown training.optimizer 'adma': did you mean 'adam'"),
+        ({"training.precision": "fp16"}, "unknown training.precision 'fp16'"),
+        ({"training.milestones": [80, 120]}, "shares of the epochs between 0 and 1"),
+        ({"training.milestones": 0.5}, "training.milestones must be a list, got 0.5"),
+        ({"training.decay_exempt": ["theta", "chi"]}, "unknown training.decay_exempt 'chi'"),
+        ({"data.augment": "flip"}, "unknown data.augment 'flip'"),
+        ({"training.compile": "yes"}, "training.compile must be true or false, got 'yes'"),
+    ],
+)
+def test_bad_overrides(override: dict[str, Any], message: str) -> None:
+    with pytest.raises(DropMaxError) as caught:
+        load_recipe("mnist-1k").override(override)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[data", "is not valid TOML"),
+        ("[data]\nname = 3", "[data] needs a name"),
+        ("[data]\nname = 'x'\n[network]\nname = 'lenet'\n", "[head] needs a name"),
+        ("[datum]\nname = 'x'", "unknown table [datum]: did you mean 'data'"),
+        ("data = 3", "[data] must be a table, got 3"),
+    ],
+)
+def test_bad_files(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(DropMaxError) as caught:
+        load_recipe(path)
+    assert message in str(caught.value)
+    assert "mine.toml" in str(caught.value)
+
+
+def test_recipes_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(DropMaxError, match=r"cannot read the recipe .*none\.toml: No such file"):
+        load_recipe(tmp_path / "none.toml")
+    with pytest.raises(DropMaxError, match="no recipe for 'minst-1k': did you mean 'mnist-1k'"):
+        load_recipe("minst-1k")
+    with pytest.raises(DropMaxError, match="cub has no recipe 'released': It has paper"):
+        load_recipe("cub", "released")
+    (tmp_path / "latin.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(DropMaxError, match="cannot read the recipe"):
+        load_recipe(tmp_path / "latin.toml")
+
+
+def test_overrides_from_the_command_line() -> None:
+    assert parse_override("training.milestones=[0.5]") == ("training.milestones", [0.5])
+    assert parse_override("head.stop_gradient=logits") == ("head.stop_gradient", "logits")
+    assert parse_override("data.name=a=b") == ("data.name", "a=b")
+    for text in ("training.epochs", "=5"):
+        with pytest.raises(DropMaxError, match="--set takes NAME=VALUE"):
+            parse_override(text)

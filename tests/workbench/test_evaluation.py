@@ -1,0 +1,67 @@
+"""What a model says about a split: the masks it reports, and which classes it calls confusable."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from dropmax import Classifier, make_head
+from dropmax.workbench.evaluation import confusable, measure, predict
+
+
+def rows(n: int = 11) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    x, y = torch.randn(n, 4), torch.randint(3, (n,))
+    return [(x[:4], y[:4]), (x[4:], y[4:])]
+
+
+@pytest.mark.parametrize("name", ["dropmax", "softmax", "random-dropmax"])
+def test_measure_does_not_depend_on_the_batches_and_leaves_training_alone(name: str) -> None:
+    model = Classifier(nn.Sequential(nn.Dropout(0.5)), make_head(name, 4, 3))
+    model.train()
+    batches = rows()
+    whole = [(torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches]))]
+    state = torch.get_rng_state()
+    split, joined = measure(model, batches), measure(model, whole)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training
+    assert split.metrics == pytest.approx(joined.metrics)
+    assert split.masks == pytest.approx(joined.masks)
+    assert split.loss == pytest.approx(joined.loss, rel=1e-4)
+
+
+def test_the_masks_it_reports_are_the_heads() -> None:
+    head = make_head("dropmax", 4, 3)
+    model = Classifier(nn.Identity(), head)
+    (x, y), _ = batches = rows()
+    found = measure(model, batches[:1]).masks
+    rho, q = head.retain_probs(x), head.posterior_probs(x, y)
+    target = torch.nn.functional.one_hot(y, 3).bool()
+    assert found["retain_target"] == pytest.approx(rho[target].mean().item(), rel=1e-5)
+    assert found["retain_rivals"] == pytest.approx(rho[~target].mean().item(), rel=1e-5)
+    assert found["posterior_rivals"] == pytest.approx(q[~target].mean().item(), rel=1e-5)
+
+
+def test_predict_keeps_the_order_and_survives_nothing() -> None:
+    model = Classifier(nn.Identity(), make_head("dropmax", 4, 3))
+    batches = rows()
+    outputs = predict(model, batches)
+    assert torch.equal(outputs.labels, torch.cat([y for _, y in batches]))
+    torch.testing.assert_close(outputs.probs, model.predict_proba(torch.cat([x for x, _ in batches])))
+    assert predict(model, []).probs.shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("rho", "expected"),
+    [
+        ([0.8, 0.2, 0.2, 0.2], []),
+        ([0.8, 0.2, 0.5, 0.2], [2]),
+        ([0.8, 0.45, 0.5, 0.2], [2, 1]),
+        ([0.8, 0.30, 0.25, 0.2], []),  # no step of a tenth
+        ([1.0, 1.0, 1.0, 1.0], []),  # no masks at all
+        ([0.8, 0.7], [1]),
+        ([0.8, 0.3], []),
+    ],
+)
+def test_confusable_classes_stand_above_the_rest(rho: list[float], expected: list[int]) -> None:
+    assert confusable(torch.tensor([rho]), torch.tensor([0])) == [expected]

@@ -1,0 +1,199 @@
+"""Exported files against PyTorch: every head, any batch size, random and real inputs; and what the files say."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors
+import torch
+from torch import Tensor, nn
+
+from dropmax import HEADS
+from dropmax.errors import DropMaxError, MissingDependency, RunError
+from dropmax.workbench.data import Split, load
+from dropmax.workbench.export import OUTPUTS, Served, export, raw_shape
+from dropmax.workbench.recipes import load_recipe
+from dropmax.workbench.training import TrainedModel, build, load_model
+
+onnxruntime = pytest.importorskip("onnxruntime")
+
+BATCHES = (1, 2, 7, 100)
+MLP = {"network.name": "mlp", "network.hidden": [8]}
+
+
+def model(head: str, shape: tuple[int, ...], classes: Sequence[str], stored: int = 0, **values: Any) -> TrainedModel:
+    """A model whose head is sure of itself: logits of about ten, retain logits of about five."""
+    base = "mnist-1k" if len(shape) == 3 else "own-features"
+    values = {"head.name": head} | ({} if "network.name" in values else MLP) | values
+    recipe = load_recipe(base).override(values)
+    net = build(recipe, shape, len(classes)).eval()
+    with torch.no_grad():
+        net.head.classifier.weight *= 40
+        if isinstance(getattr(net.head, "retain", None), nn.Linear):
+            net.head.retain.weight *= 20
+    mean, std = [0.1 + 0.01 * i for i in range(shape[0])], [0.3 + 0.01 * i for i in range(shape[0])]
+    return TrainedModel(net, recipe, tuple(classes), shape, tuple(mean), tuple(std), stored)
+
+
+def expected(trained: TrainedModel, raw: Tensor) -> dict[str, Tensor]:
+    """What the model says by the way that evaluation takes."""
+    labels = torch.zeros(len(raw), dtype=torch.long)
+    crop = trained.input_shape[-1] if trained.is_images and raw_shape(trained) != trained.input_shape else None
+    ((x, _),) = trained.batches(Split(raw, labels, crop), batch_size=len(raw))
+    head = trained.model.head
+    with torch.no_grad():
+        h = trained.model.net(x)
+        return {
+            "mean": head.predict_proba(h),
+            "exact": head.predict_proba(h, "exact"),
+            "retain": head.retain_probs(h),
+            "std": head.predictive_std(h),
+        }
+
+
+def assert_same(run: Callable[[Tensor], dict[str, Tensor]], trained: TrainedModel, inputs: Sequence[Tensor]) -> None:
+    for raw in inputs:
+        found, wanted = run(raw), expected(trained, raw)
+        assert list(found) == list(OUTPUTS)
+        for name, value in wanted.items():
+            torch.testing.assert_close(found[name], value, rtol=0, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def with_onnx(file: Path) -> Callable[[Tensor], dict[str, Tensor]]:
+    session = onnxruntime.InferenceSession(file)
+    names = [output.name for output in session.get_outputs()]
+    return lambda raw: {
+        name: torch.from_numpy(value)
+        for name, value in zip(names, session.run(None, {"inputs": raw.numpy()}), strict=True)
+    }
+
+
+DIGITS = tuple("0123456789")
+
+
+@pytest.fixture(scope="module")
+def digits() -> list[Tensor]:
+    """Random pixels and real digits, in batches of every size."""
+    real = load("mnist-1k").test.inputs
+    return [torch.randint(256, (n, 1, 28, 28), dtype=torch.uint8) for n in BATCHES] + [real[:n] for n in BATCHES]
+
+
+@pytest.mark.parametrize("head", [head for head in HEADS if head != "dropmax-qp"])  # which the next test takes
+def test_onnx_answers_as_pytorch_does(head: str, digits: list[Tensor], tmp_path: Path) -> None:
+    trained = model(head, (1, 28, 28), DIGITS, 28)
+    found = export(trained, tmp_path / "model.onnx", format="onnx")
+    assert found["largest_difference"] <= 1e-5
+    assert found["bytes"] == (tmp_path / "model.onnx").stat().st_size
+    assert_same(with_onnx(tmp_path / "model.onnx"), trained, digits)
+    about = onnxruntime.InferenceSession(tmp_path / "model.onnx").get_modelmeta().custom_metadata_map
+    assert list(about) == ["dropmax"]
+    _assert_says(json.loads(about["dropmax"]), trained)
+    here = str(Path(__file__).parents[2]).encode()
+    assert here not in (tmp_path / "model.onnx").read_bytes(), "a path of this machine is in the file"
+
+
+def test_onnx_of_features_and_of_logits_far_apart(digits: list[Tensor], tmp_path: Path) -> None:
+    """onnxruntime's sigmoid is 0 at -20, where the logarithm of rho matters still."""
+    trained = model("dropmax-qp", (784,), ["a", "b", "c", "d"], **{"data.name": "table.csv"})
+    with torch.no_grad():
+        trained.model.head.classifier.bias += torch.tensor([0.0, 60.0, 0.0, 90.0])
+        trained.model.head.retain.bias -= torch.tensor([0.0, 60.0, 0.0, 90.0])
+    export(trained, tmp_path / "model.onnx")
+    inputs = [images.flatten(1) / 32 for images in digits]
+    assert expected(trained, inputs[-1])["mean"][:, 1].max() > 0.5
+    assert_same(with_onnx(tmp_path / "model.onnx"), trained, inputs)
+
+
+def test_onnx_crops_colour_images(tmp_path: Path) -> None:
+    trained = model("softmax", (3, 8, 8), ["a", "b", "c"], 12, **{"network.name": "cifar-resnet", "network.depth": 8})
+    export(trained, tmp_path / "model.onnx")
+    images = [torch.randint(256, (n, 3, 12, 12), dtype=torch.uint8) for n in BATCHES]
+    assert_same(with_onnx(tmp_path / "model.onnx"), trained, images)
+
+
+def _assert_says(about: dict[str, Any], trained: TrainedModel) -> None:
+    assert about["classes"] == list(trained.classes)
+    assert (about["mean"], about["std"]) == (list(trained.mean), list(trained.std))
+    assert about["head"] == trained.model.head.config()
+    assert about["recipe"] == json.loads(json.dumps(trained.recipe.to_dict()))
+    assert about["inputs"]["shape"] == ["batch", *raw_shape(trained)]
+    assert about["outputs"] == OUTPUTS
+    assert about["version"].startswith("0.")
+
+
+def test_torch_export_crops_and_normalises_and_needs_no_dropmax(tmp_path: Path) -> None:
+    trained = model("dropmax", (3, 8, 8), ["a", "b", "c"], 12)
+    file = tmp_path / "model.pt2"
+    export(trained, file, format="torch-export")
+    extra = {"dropmax": ""}
+    program = torch.export.load(file, extra_files=extra)
+    _assert_says(json.loads(extra["dropmax"]), trained)
+    assert "dropmax" not in str(program.graph)
+    assert_same(program.module(), trained, [torch.randint(256, (n, 3, 12, 12), dtype=torch.uint8) for n in BATCHES])
+
+
+def test_safetensors_is_what_load_model_reads(tmp_path: Path) -> None:
+    trained = model("dropmax", (1, 28, 28), DIGITS, 28)
+    export(trained, tmp_path / "model.safetensors", format="safetensors")
+    loaded = load_model(tmp_path / "model.safetensors")
+    assert loaded.classes == trained.classes
+    for name, value in trained.model.state_dict().items():
+        assert torch.equal(loaded.model.state_dict()[name], value)
+    with safetensors.safe_open(tmp_path / "model.safetensors", framework="pt") as opened:
+        _assert_says(json.loads(opened.metadata()["dropmax"]), trained)
+
+
+def test_the_wrapper_in_eager_mode_says_the_same() -> None:
+    trained = model("dropmax", (3, 8, 8), ["a", "b", "c"], 12)
+    assert_same(Served(trained), trained, [torch.randint(256, (5, 3, 12, 12), dtype=torch.uint8)])
+
+
+def test_nothing_is_overwritten_and_mistakes_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = model("softmax", (4,), ["yes", "no"], **{"data.name": "table.csv"})
+    file = tmp_path / "mine.safetensors"
+    file.write_text("mine")
+    with pytest.raises(RunError, match=r"mine\.safetensors exists: replace it with --force"):
+        export(trained, file, format="safetensors")
+    assert file.read_text() == "mine"
+    export(trained, file, format="safetensors", force=True)
+    assert load_model(file).classes == ("yes", "no")
+    for place, message in ((tmp_path, "is a directory"), (tmp_path / "no" / "x", "there is no directory")):
+        with pytest.raises(RunError, match=message):
+            export(trained, place)
+    with pytest.raises(DropMaxError, match=r"unknown format 'onxx': did you mean 'onnx'\?"):
+        export(trained, tmp_path / "x", format="onxx")
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(MissingDependency, match=r'needs onnxscript, .*"dropmax\[export\]"'):
+        export(trained, tmp_path / "x.onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.safetensors"]
+
+
+def test_a_network_that_no_graph_can_hold_is_named_in_one_line(tmp_path: Path) -> None:
+    class Moody(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if x.sum() > 0 else -x
+
+    trained = model("softmax", (4,), ["yes", "no"], **{"data.name": "table.csv", "network.hidden": [4]})
+    trained.model.net = Moody()
+    with pytest.raises(RunError, match=r"torch\.export cannot turn this model into a graph: .+") as caught:
+        export(trained, tmp_path / "x.pt2", format="torch-export")
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_graph_that_answers_otherwise_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import dropmax.workbench.export as module
+
+    def wrong(content: bytes) -> Callable[[Tensor], dict[str, Tensor]]:
+        return lambda inputs: {name: torch.full((len(inputs), 2), torch.nan) for name in OUTPUTS}
+
+    monkeypatch.setattr(module, "_torch_runner", wrong)
+    trained = model("softmax", (4,), ["yes", "no"], **{"data.name": "table.csv"})
+    with pytest.raises(RunError, match=r"differs from PyTorch by nan, more than 0\.0001: nothing was written"):
+        export(trained, tmp_path / "x.pt2", format="torch-export")
+    assert not list(tmp_path.iterdir())

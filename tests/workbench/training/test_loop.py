@@ -1,0 +1,346 @@
+"""Training: same bytes for the same seed, whatever happens on the way; and plain words when it cannot go on."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dropmax import metrics
+from dropmax.errors import DropMaxError, InvalidValue, MissingDependency, RunError
+from dropmax.workbench.evaluation import predict
+from dropmax.workbench.recipes import Recipe, load_recipe
+from dropmax.workbench.training import RunDirectory, load_data, load_model, resume, train
+from dropmax.workbench.training import optimizer as optimizer_
+
+FILES = ("metrics.jsonl", "model.safetensors", "recipe.toml")
+
+
+def small(**overrides: Any) -> Recipe:
+    values = {
+        "training.epochs": 4,
+        "training.validate_every": 2,
+        "training.checkpoint_seconds": 0.0,
+        "data.train_size": 300,
+        "data.validation_size": 200,
+    }
+    values |= {name.replace("__", "."): value for name, value in overrides.items()}
+    return load_recipe("mnist-1k", "released").override(values)
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    return {name: (run / name).read_bytes() for name in FILES}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "finished"
+    train(small(), path, quiet=True)
+    return path
+
+
+def test_a_run_directory_a_person_understands(finished: Path) -> None:
+    names = sorted(p.name for p in finished.iterdir())
+    assert names == [
+        "checkpoint-000003.pt",
+        "checkpoint-000004.pt",
+        "environment.json",
+        "metrics.jsonl",
+        "model.safetensors",
+        "recipe.toml",
+    ]
+    rows = RunDirectory(finished).metrics()
+    assert [row["epoch"] for row in rows] == [1, 2, 3, 4]
+    assert set(rows[0]["train"]) == {"total", "cross_entropy", "kl", "entropy", "auxiliary"}
+    assert "validation" not in rows[0]
+    assert {"error", "nll", "ece", "total", "kl"} <= set(rows[1]["validation"])
+    assert 0 < rows[1]["masks"]["retain_rivals"] < 1
+    environment = json.loads((finished / "environment.json").read_text())
+    assert {"command", "commit", "versions", "machine", "seeds"} <= set(environment)
+
+
+def test_the_recipe_in_the_run_repeats_it(finished: Path, tmp_path: Path) -> None:
+    train(load_recipe(finished / "recipe.toml"), tmp_path / "again", quiet=True)
+    assert contents(tmp_path / "again") == contents(finished)
+
+
+def test_how_often_one_validates_changes_nothing_about_the_weights(finished: Path, tmp_path: Path) -> None:
+    train(small(training__validate_every=1), tmp_path / "run", quiet=True)
+    ours, theirs = load_model(tmp_path / "run"), load_model(finished)
+    for x, y in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
+        assert torch.equal(x, y)
+
+
+def test_it_learns(tmp_path: Path) -> None:
+    recipe = load_recipe("mnist-1k").override({"training.epochs": 15, "data.validation_size": 500})
+    run = train(recipe, tmp_path / "run", quiet=True)
+    trained = load_model(run.path)
+    test = load_data(recipe).test
+    outputs = predict(trained.model, trained.batches(test))
+    assert metrics.error(outputs.probs, outputs.labels) < 0.1
+    rho, y = outputs.retain, outputs.labels
+    on_target = rho.gather(-1, y[:, None]).mean()
+    assert on_target > (rho.sum(-1).mean() - on_target) / 9 + 0.2
+
+
+def start(arguments: list[str], **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "dropmax", "train", *arguments, "--threads", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | options.pop("env", {}),
+        **options,
+    )
+
+
+def write_recipe(path: Path, recipe: Recipe) -> Path:
+    path.write_text(recipe.to_toml())
+    return path
+
+
+def wait_for(run: Path, name: str, worker: subprocess.Popen[str]) -> None:
+    while not (run / name).exists():
+        assert worker.poll() is None, worker.stderr.read() if worker.stderr else ""
+        time.sleep(0.005)
+
+
+def test_after_kill_9_at_any_moment_a_resumed_run_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    recipe = small(training__epochs=10)
+    file = write_recipe(tmp_path / "recipe.toml", recipe)
+    torch.set_num_threads(1)
+    train(recipe, tmp_path / "whole", quiet=True)
+    run = tmp_path / "killed"
+    worker = start(["--recipe", str(file), "--out", str(run)])
+    wait_for(run, "checkpoint-000002.pt", worker)
+    worker.kill()
+    worker.wait()
+    assert not (run / "model.safetensors").exists()
+    # A file that was being written when the process died, and a row of an epoch no checkpoint has seen.
+    (run / ".checkpoint-000003.pt.abc.tmp").write_bytes(b"half")
+    with open(run / "metrics.jsonl", "a") as log:
+        log.write('{"epoch": 99}\n')
+    for delay in (3.5, 60.0):
+        worker = start(["--resume", str(run)])
+        try:
+            worker.wait(timeout=delay)
+            assert worker.returncode == 0, worker.stderr.read() if worker.stderr else ""
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            worker.wait()
+    assert contents(run) == contents(tmp_path / "whole")
+    assert not list(run.glob(".*"))
+
+
+@pytest.mark.parametrize("signal_", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_with_a_checkpoint_and_says_how_to_go_on(signal_: signal.Signals, tmp_path: Path) -> None:
+    recipe = small(training__epochs=400, training__checkpoint_seconds=3600.0)
+    run = tmp_path / "run"
+    worker = start(["--recipe", str(write_recipe(tmp_path / "r.toml", recipe)), "--out", str(run)])
+    wait_for(run, "metrics.jsonl", worker)
+    while len(RunDirectory(run).metrics()) < 2:
+        time.sleep(0.01)
+    worker.send_signal(signal_)
+    _, errors = worker.communicate(timeout=60)
+    assert worker.returncode == 130
+    assert errors.strip().splitlines()[-1].endswith(f"go on with: dropmax train --resume {run}")
+    assert "Traceback" not in errors
+    checkpoint = RunDirectory(run).load_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint["epoch"] >= 1
+
+
+def test_two_processes_learn_what_one_learns(tmp_path: Path) -> None:
+    # 290 examples do not divide evenly: the last batch has 45 for each rank, or one more for the first.
+    recipe = small(data__train_size=291, training__epochs=3)
+    train(recipe, tmp_path / "one", quiet=True)
+    file = write_recipe(tmp_path / "recipe.toml", recipe)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "dropmax"]
+    command += ["train", "--recipe", str(file), "--out", str(tmp_path / "two"), "--threads", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    one, two = (RunDirectory(tmp_path / name).metrics()[-1] for name in ("one", "two"))
+    for part in ("train", "validation", "masks"):
+        for name, value in one[part].items():
+            assert two[part][name] == pytest.approx(value, rel=2e-2, abs=1e-2), (part, name)
+    assert one["train"]["kl"] == pytest.approx(two["train"]["kl"], rel=1e-3)
+
+
+def test_a_loss_that_is_no_longer_finite_is_named_and_the_last_good_state_kept(tmp_path: Path) -> None:
+    recipe = small(training__learning_rate=1e20, training__optimizer="sgd")
+    with pytest.raises(RunError, match=r"(inf|nan).* \(step \d+\); try a lower learning rate than 1e\+20"):
+        train(recipe, tmp_path / "run", quiet=True)
+    checkpoint = RunDirectory(tmp_path / "run").load_checkpoint()
+    assert checkpoint is not None
+    assert all(value.isfinite().all() for value in checkpoint["model"].values())
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"training__optimizer": "sgd", "training__learning_rate": 0.05},
+        {"training__optimizer": "adamw", "training__schedule": "cosine"},
+        {"training__clip_norm": 1.0, "training__channels_last": False},
+        {"training__precision": "bfloat16"},
+        {"head__name": "sampled-softmax", "network__name": "tutorial-cnn"},
+    ],
+)
+def test_every_option_trains_and_resumes_to_the_same_bytes(overrides: dict[str, Any], tmp_path: Path) -> None:
+    recipe = small(**overrides, training__epochs=2, data__train_size=100)
+    whole = train(recipe, tmp_path / "whole", quiet=True)
+    assert math.isfinite(whole.metrics()[-1]["train"]["total"])
+    partial = RunDirectory.create(tmp_path / "partial", recipe, {})
+    (partial.path / "checkpoint-000001.pt").write_bytes((whole.path / "checkpoint-000001.pt").read_bytes())
+    resume(partial.path, quiet=True)
+    assert contents(partial.path) == contents(whole.path)
+
+
+def test_compiled_training_agrees_with_eager(tmp_path: Path) -> None:
+    # softmax, which draws no masks: compiled code has random numbers of its own
+    eager, compiled = (
+        train(small(head__name="softmax", training__epochs=1, training__compile=c), tmp_path / str(c), quiet=True)
+        for c in (False, True)
+    )
+    for name, value in eager.metrics()[0]["train"].items():
+        assert compiled.metrics()[0]["train"][name] == pytest.approx(value, rel=1e-3)
+
+
+def test_weights_that_vanish_end_at_zero_and_not_in_slow_subnormal_numbers() -> None:
+    weight = torch.nn.Parameter(torch.tensor([1e-3, -1.0]))
+    optimizer = torch.optim.Adam([weight], lr=1e-4, weight_decay=1e-4)
+    weight.grad = torch.zeros(2)  # of a dead unit
+    least = []
+    for _ in range(100):
+        for _ in range(20):
+            optimizer.step()
+        least.append(float(weight.detach()[0].abs()))
+        others = weight.detach()[1].clone(), optimizer.state[weight]["exp_avg"][1].clone()
+        optimizer_.forget_what_vanished(optimizer)
+        assert others == (weight.detach()[1], optimizer.state[weight]["exp_avg"][1])
+    assert any(0 < x < optimizer_.VANISHED for x in least), "nothing vanished: the test tests nothing"
+    assert [float(x[0]) for x in (weight.detach(), optimizer.state[weight]["exp_avg"])] == [0, 0]
+
+
+def test_every_epoch_forgets_what_vanished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizer_, "VANISHED", 1e-3)
+    train(small(), tmp_path / "run", quiet=True)
+    weights = load_model(tmp_path / "run").model.state_dict()
+    assert not any(((x != 0) & (x.abs() < 1e-3)).any() for x in weights.values())
+
+
+def test_nothing_is_overwritten_without_force(finished: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(small(training__epochs=1), run, quiet=True)
+    with pytest.raises(RunError, match=r"is not empty: go on with --resume .*, replace it with --force"):
+        train(small(), run, quiet=True)
+    (run / "notes.txt").write_text("mine")
+    with pytest.raises(RunError, match=r"holds 'notes.txt', which no run made: --force will not delete it"):
+        train(small(), run, force=True, quiet=True)
+    (run / "notes.txt").unlink()
+    train(small(), run, force=True, quiet=True)
+    assert contents(run) == contents(finished)
+
+
+def test_a_checkpoint_with_code_in_it_is_refused_and_nothing_runs(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", small(), {})
+    marker = tmp_path / "executed"
+
+    class Bomb:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (os.system, (f"touch {marker}",))
+
+    for content in (pickle.dumps(Bomb()), _saved(Bomb())):
+        (run.path / "checkpoint-000001.pt").write_bytes(content)
+        with pytest.raises(RunError, match=r"checkpoint-000001\.pt .*delete it to go on from an older checkpoint"):
+            resume(run.path, quiet=True)
+    assert not marker.exists()
+
+
+def _saved(value: Any) -> bytes:
+    import io
+
+    buffer = io.BytesIO()
+    torch.save({"epoch": 1, "model": value}, buffer)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 half an archive"])
+def test_a_damaged_checkpoint_is_named(content: bytes, tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", small(), {})
+    (run.path / "checkpoint-000001.pt").write_bytes(content)
+    with pytest.raises(RunError, match=r"checkpoint-000001\.pt"):
+        resume(run.path, quiet=True)
+
+
+def test_a_checkpoint_of_another_head_or_recipe_is_refused(finished: Path, tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", small(head__name="softmax"), {})
+    (run.path / "checkpoint-000001.pt").write_bytes((finished / "checkpoint-000003.pt").read_bytes())
+    with pytest.raises(RunError, match=r"was made with another recipe than its recipe\.toml"):
+        resume(run.path, quiet=True)
+    state = torch.load(finished / "checkpoint-000003.pt", weights_only=True)
+    state["recipe"] = small(head__name="softmax").to_toml()
+    torch.save(state, run.path / "checkpoint-000001.pt")
+    with pytest.raises(RunError, match="does not fit its recipe"):
+        resume(run.path, quiet=True)
+
+
+def test_places_one_cannot_write_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(DropMaxError, match="file"):
+            train(small(), place, quiet=True)
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunError, match=r"cannot write .*environment\.json: No space left on device"):
+        train(small(), tmp_path / "run", quiet=True)
+    assert not list((tmp_path / "run").iterdir())
+
+
+def test_runs_that_are_none(tmp_path: Path, finished: Path) -> None:
+    for call in (resume, load_model):
+        with pytest.raises(RunError, match=r"dropmax train"):
+            call(tmp_path / "nothing")
+    run = RunDirectory.create(tmp_path / "run", small(), {})
+    with pytest.raises(RunError, match="has not ended: go on with `dropmax train --resume"):
+        load_model(run.path)
+    (run.path / "model.safetensors").write_bytes(b"\x08" * 100)
+    with pytest.raises(RunError, match="damaged or not a model of dropmax"):
+        load_model(run.path)
+    (run.path / "model.safetensors").write_bytes((finished / "model.safetensors").read_bytes()[:-10])
+    with pytest.raises(RunError, match="damaged or not a model of dropmax"):
+        load_model(run.path)
+
+
+def test_a_device_that_is_not_there(tmp_path: Path) -> None:
+    if not torch.cuda.is_available():
+        with pytest.raises(DropMaxError, match="the device 'cuda' cannot be used here"):
+            train(small(), tmp_path / "run", device="cuda", quiet=True)
+
+
+def test_tensorboard_is_written_or_its_extra_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(small(training__epochs=1), tmp_path / "run", tensorboard=True, quiet=True)
+    assert list((tmp_path / "run" / "tensorboard").iterdir())
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(MissingDependency, match=r"dropmax\[tensorboard\]"):
+        train(small(training__epochs=1), tmp_path / "other", tensorboard=True, quiet=True)
+
+
+def test_a_device_that_is_not_there_is_named_and_the_model_not_called_damaged(tmp_path: Path) -> None:
+    recipe = load_recipe("mnist-1k").override({"training.epochs": 1, "data.train_size": 50, "data.validation_size": 50})
+    run = train(recipe, tmp_path / "run", quiet=True)
+    with pytest.raises(InvalidValue, match="cannot use the device 'gpu'"):
+        load_model(run.path, device="gpu")
