@@ -62,7 +62,7 @@ def commit() -> str | None:
     here = Path(__file__).resolve()
     root = next((parent for parent in here.parents if (parent / ".git").exists()), None)
     # Installed into somebody else's checkout (a .venv inside a project, say), that commit would not be ours.
-    if root is None or here != root / "src" / "dropmax" / here.name:
+    if root is None or root / "src" / "dropmax" not in here.parents:
         return None
     try:
         head = _git(root, "rev-parse", "HEAD")
