@@ -43,9 +43,7 @@ def test_every_term_against_enumeration_of_all_masks(k: int, t: int, scale: floa
 @pytest.mark.parametrize(
     ("is_target", "g", "optimum"), [(True, 0.5, 0.7822), (False, 0.0, 0.2178), (False, 0.25, 0.3722), (False, 0.5, 0.5)]
 )
-def test_gradient_descent_on_kl_minus_entropy_reaches_the_closed_form_optimum(
-    is_target: bool, g: float, optimum: float
-) -> None:
+def test_gradient_descent_on_kl_minus_entropy_reaches_its_optimum(is_target: bool, g: float, optimum: float) -> None:
     # With the entropy's printed sign rho would run to 0 or 1 instead.
     a = torch.zeros(1, 2, dtype=F64, requires_grad=True)
     b = torch.logit(torch.full((1, 2), g, dtype=F64), eps=1e-12)

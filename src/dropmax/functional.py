@@ -102,7 +102,7 @@ def masked_nll(
 
 
 def mean_logits(logits: Tensor, retain_logits: Tensor) -> Tensor:
-    """Return ``o + log rho``, whose softmax is the mean prediction ``p(y | x, z = rho(x))`` (equation 13).
+    """Return ``o + log rho``, whose softmax is the mean prediction ``p(y | x, z = rho(x))`` (equation 15).
 
     >>> mean_logits(torch.tensor([1.0, 1.0]), torch.tensor([100.0, 0.0])).softmax(-1)
     tensor([0.6667, 0.3333])
@@ -153,7 +153,7 @@ def cross_entropy(
 
 
 def mask_kl(posterior_logits: Tensor, retain_logits: Tensor, target: Tensor) -> Tensor:
-    """Return ``KL[q(z | x, y) || p(z | x)]``, summed over the classes (the first line after equation 11).
+    """Return ``KL[q(z | x, y) || p(z | x)]``, summed over the classes (the first line after equation 13).
 
     For a rival k: ``g (log g - log rho) + (1 - g) (log(1 - g) - log(1 - rho))``; for the target, whose mask q fixes
     at 1: ``-log rho``.
@@ -172,7 +172,7 @@ def mask_kl(posterior_logits: Tensor, retain_logits: Tensor, target: Tensor) -> 
 def mask_entropy(retain_logits: Tensor) -> Tensor:
     """Return the entropy of ``p(z | x)``, summed over the classes; the objective *maximises* it.
 
-    ``H = -sum_k [rho log rho + (1 - rho) log(1 - rho)]``. Equation 11 of the paper prints it without the minus sign;
+    ``H = -sum_k [rho log rho + (1 - rho) log(1 - rho)]``. Equation 13 of the paper prints it without the minus sign;
     the objective subtracts this H, as the authors' code always did.
 
     >>> mask_entropy(torch.zeros(2)) / torch.tensor(2.0).log()  # two fair coins: two bits
@@ -184,7 +184,7 @@ def mask_entropy(retain_logits: Tensor) -> Tensor:
 
 
 def auxiliary(correction: Tensor, target: Tensor, *, prior_correction: bool = False) -> Tensor:
-    """Return the auxiliary loss (equation 9): binary cross entropy of ``sigmoid(r)`` against the one-hot label.
+    """Return the auxiliary loss (equation 11): binary cross entropy of ``sigmoid(r)`` against the one-hot label.
 
     With K classes a logit that knows nothing settles at the base rate, ``logit(1/K) = -log(K - 1)``, not at 0.
     ``prior_correction`` takes that out: the loss is then of ``r - log(K - 1)``, so that r = 0 means "no evidence".

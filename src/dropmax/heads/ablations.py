@@ -30,7 +30,7 @@ class DropMaxUnmasked(DropMax):
     DropMax gains over it comes from the masks.
 
     Args:
-        masked_prediction: predict with rho all the same (equation 13); otherwise as softmax does, in every mode.
+        masked_prediction: predict with rho all the same (equation 15); otherwise as softmax does, in every mode.
         options: of :class:`dropmax.DropMax`; the likelihood stays "sampled", where sampling is left out.
 
     >>> head = DropMaxUnmasked(in_features=8, num_classes=3)

@@ -175,8 +175,8 @@ class Head(nn.Module):
     ) -> Tensor:
         """Return class probabilities ``(..., K)``, in float32 at least.
 
-        ``mode="mean"`` puts rho in place of the masks (equation 13): ``softmax(forward(features))``, but for
-        sparsemax. ``"mc"`` averages ``samples`` predictions, each with masks drawn from p(z | x) (equation 12), and
+        ``mode="mean"`` puts rho in place of the masks (equation 15): ``softmax(forward(features))``, but for
+        sparsemax. ``"mc"`` averages ``samples`` predictions, each with masks drawn from p(z | x) (equation 14), and
         ``"exact"`` is what that converges to, the sum over all 2^K masks (:func:`dropmax.exact.predictive`); a mask
         that drops every class leaves plain softmax, the limit of the paper's epsilon. A head that draws no masks at
         test time gives the same answer in every mode.

@@ -48,7 +48,7 @@ WHOLE_BYTES = 2**25
 
 
 class DropMax(MaskedHead):
-    """The adaptive variational softmax of Lee et al. (NeurIPS 2018), equations 4 to 11.
+    """The adaptive variational softmax of Lee et al. (NeurIPS 2018), equations 4 to 13.
 
     Three linear maps of the feature vector h: class logits o (psi), retain logits a (theta) with
     ``rho = sigmoid(a)``, and the correction r (phi) that turns the prior p(z | x) = Bernoulli(rho) into the posterior
@@ -144,7 +144,7 @@ class DropMax(MaskedHead):
             raise InvalidValue(f"chunk_classes={chunk_classes} is not possible: {self._why_whole()}")
 
     def posterior_probs(self, features: Tensor, target: Tensor) -> Tensor:
-        """Return q(z | x, y) of equation 10: ``sigmoid(a + r)``, and 1 for the target."""
+        """Return q(z | x, y) of equation 12: ``sigmoid(a + r)``, and 1 for the target."""
         check_features(features, self.in_features)
         target = check_target(target, features.shape[:-1], self.num_classes)
         b = _wide(self.retain(features)) + _wide(self.correction(features))

@@ -69,7 +69,7 @@ class MaskedHead(Head):
         )
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return ``o + log rho``: their softmax is the mean prediction p(y | x, z = rho(x)) of equation 13."""
+        """Return ``o + log rho``: their softmax is the mean prediction p(y | x, z = rho(x)) of equation 15."""
         check_features(features, self.in_features)
         return self._finite("logits", mean_logits(self.classifier(features), self.retain(features)))
 

@@ -76,7 +76,7 @@ def hardest(base: Run, limit: int) -> list[int]:
 
 
 def sampled_predictions(o: Tensor, a: Tensor, samples: int, generator: torch.Generator) -> Tensor:
-    """Return ``samples`` predictions (S, K) of one example, each with masks drawn from p(z | x) (equation 12).
+    """Return ``samples`` predictions (S, K) of one example, each with masks drawn from p(z | x) (equation 14).
 
     >>> g = torch.Generator().manual_seed(0)
     >>> sampled_predictions(torch.zeros(2), torch.full((2,), 50.0), 3, g)[0]  # both classes are always kept

@@ -184,7 +184,7 @@ def _one_run(run: Run) -> Iterator[str]:
     yield table(heads, rows, numbers=range(1, 1 + len(values)))
     if run.has_masks:
         yield (
-            '<p class="note">Two ways to predict: with the retain probabilities ρ in place of the masks (equation 13 '
+            '<p class="note">Two ways to predict: with the retain probabilities ρ in place of the masks (equation 15 '
             "of the paper, which is fast and what its tables show), and the exact sum over all masks.</p>"
         )
     yield '<p class="note">One run: no interval. Runs of other seeds on the same command line give one.</p>'
