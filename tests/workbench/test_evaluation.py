@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dropmax import Classifier, make_head
-from dropmax.workbench.evaluation import confusable, measure, predict
+from dropmax.workbench.evaluation import answer, confusable, measure, predict
 
 
 def rows(n: int = 11) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -49,6 +49,38 @@ def test_predict_keeps_the_order_and_survives_nothing() -> None:
     assert torch.equal(outputs.labels, torch.cat([y for _, y in batches]))
     torch.testing.assert_close(outputs.probs, model.predict_proba(torch.cat([x for x, _ in batches])))
     assert predict(model, []).probs.shape == (0, 3)
+
+
+@pytest.mark.parametrize("name", ["dropmax", "softmax"])
+@pytest.mark.parametrize("mode", ["mean", "mc", "exact"])
+def test_predict_is_what_the_head_says_with_or_without_labels(name: str, mode: str) -> None:
+    model = Classifier(nn.Sequential(nn.Dropout(0.5)), make_head(name, 4, 3)).train()
+    batches = rows()
+    options = {"mode": mode, "samples": 7, "std": True}
+    with_labels = predict(model, batches, **options, generator=torch.Generator().manual_seed(1))
+    found = predict(model, [x for x, _ in batches], **options, generator=torch.Generator().manual_seed(1))
+    assert model.training
+    assert found.labels.shape == (0,)
+    generator = torch.Generator().manual_seed(1)
+    expected = [model.head.predict_proba(x, mode, samples=7, generator=generator) for x, _ in batches]
+    for outputs in (found, with_labels):
+        assert torch.equal(outputs.probs, torch.cat(expected))
+        assert outputs.std is not None
+        for ours, theirs in ((outputs.retain, model.head.retain_probs), (outputs.std, model.head.predictive_std)):
+            assert torch.equal(ours, torch.cat([theirs(x) for x, _ in batches]))
+    best = found.top(2)
+    assert torch.equal(best.indices[:, 0], found.predicted)
+    assert torch.equal(best.values, found.probs.gather(1, best.indices))
+    assert found.top(99).indices.shape == (11, 3)
+    assert found.confusable() == confusable(found.retain, found.predicted)
+    assert answer(model.head, batches[0][0]).std is None
+
+
+def test_a_model_that_cannot_answer_is_put_back_into_training() -> None:
+    model = Classifier(nn.Identity(), make_head("dropmax", 4, 3)).train()
+    with pytest.raises(ValueError, match="4"):
+        predict(model, [torch.randn(2, 5)])
+    assert model.training
 
 
 @pytest.mark.parametrize(

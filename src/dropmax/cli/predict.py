@@ -7,14 +7,18 @@ import io
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dropmax.cli.options import Device, Mode, Samples, Threads, TrustNetwork, use_threads
 from dropmax.errors import RunError
 from dropmax.workbench.terminal import printable
+
+if TYPE_CHECKING:
+    from dropmax.workbench.evaluation import Outputs
 
 
 def predict(
@@ -41,7 +45,6 @@ def predict(
 
     from dropmax.workbench.data.progress import progress
     from dropmax.workbench.data.unlabelled import find_inputs, read_inputs
-    from dropmax.workbench.evaluation import confusable
     from dropmax.workbench.training import load_model
 
     use_threads(threads)
@@ -49,25 +52,11 @@ def predict(
     chosen = find_inputs(files)
     generator = torch.Generator().manual_seed(seed)
     rows: list[dict[str, Any]] = []
-    with torch.no_grad(), progress("predicting", len(chosen), "files") as advance:
+    with progress("predicting", len(chosen), "files") as advance:
         label_column = trained.recipe.data.label_column or "label"
         for names, inputs in read_inputs(chosen, trained.input_shape, trained.stored_size, label_column=label_column):
-            features = trained.model.net(trained.prepare(inputs.to(device or "cpu")))
-            probs = trained.model.head.predict_proba(features, mode, samples=samples, generator=generator)
-            rho = trained.model.head.retain_probs(features)
-            std = trained.model.head.predictive_std(features) if mode == "exact" else None
-            confidence, predicted = probs.max(-1)
-            rivals = confusable(rho, predicted)
-            for i, name in enumerate(names):
-                k = int(predicted[i])
-                name = os.fsencode(name).decode(errors="backslashreplace")  # names of files need not be text
-                row = {"input": name, "class": trained.classes[k], "probability": round(float(confidence[i]), 6)}
-                if std is not None:
-                    row["std"] = round(float(std[i, k]), 6)
-                row["confusable"] = [
-                    {"class": trained.classes[k], "retain": round(float(rho[i, k]), 4)} for k in rivals[i]
-                ]
-                rows.append(row)
+            options = {"mode": mode, "samples": samples, "generator": generator, "std": mode == "exact"}
+            rows += _rows(names, trained.answer(inputs, **options), trained.classes)
             advance(len(names))
     if out is None and sys.stdout.isatty():
         rows = _shown(rows)  # a script gets names as they are; a person's terminal must not obey what is in them
@@ -79,6 +68,19 @@ def predict(
 
         write_atomically(out, text)
         print(f"{len(rows):,} predictions are in {out}", file=sys.stderr)
+
+
+def _rows(names: Sequence[str], outputs: Outputs, classes: Sequence[str]) -> list[dict[str, Any]]:
+    rows = []
+    predicted, rivals = outputs.predicted.tolist(), outputs.confusable()
+    for i, (name, k) in enumerate(zip(names, predicted, strict=True)):
+        name = os.fsencode(name).decode(errors="backslashreplace")  # names of files need not be text
+        row = {"input": name, "class": classes[k], "probability": round(float(outputs.probs[i, k]), 6)}
+        if outputs.std is not None:
+            row["std"] = round(float(outputs.std[i, k]), 6)
+        row["confusable"] = [{"class": classes[r], "retain": round(float(outputs.retain[i, r]), 4)} for r in rivals[i]]
+        rows.append(row)
+    return rows
 
 
 def _shown(value: Any) -> Any:

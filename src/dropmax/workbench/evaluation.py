@@ -1,58 +1,123 @@
-"""What a model says about a split, and how good it is."""
+"""What a model says about inputs, and how good that is.
+
+:func:`predict` is the one path from inputs to answers: the command line, the explorer, figures, reports and the
+estimator all use it, or :func:`answer` where they have feature vectors already.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from dropmax import metrics
 from dropmax.classifier import Classifier
+from dropmax.heads import Head
+from dropmax.topk import TopK
 
-__all__ = ["Measurement", "Outputs", "confusable", "measure", "predict"]
+__all__ = ["Measurement", "Outputs", "answer", "confusable", "measure", "predict"]
+
+
+def _no_labels() -> Tensor:
+    return torch.empty(0, dtype=torch.long)
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """Probabilities, retain probabilities and labels, one row an example."""
+    """Answers of a model, one row per example.
 
-    probs: Tensor
-    retain: Tensor
-    labels: Tensor
+    >>> outputs = Outputs(torch.tensor([[0.7, 0.1, 0.2]]), torch.tensor([[0.9, 0.1, 0.8]]))
+    >>> outputs.predicted.tolist(), outputs.top(2).indices.tolist(), outputs.confusable()
+    ([0], [[0, 2]], [[2]])
+    """
+
+    probs: Tensor  #: class probabilities (n, K)
+    retain: Tensor  #: retain probabilities rho (n, K); ones for a head without masks
+    labels: Tensor = field(default_factory=_no_labels)  #: the labels that came with the inputs; empty without any
+    std: Tensor | None = None  #: standard deviation of ``probs`` over the masks (n, K), where asked for
+
+    @property
+    def predicted(self) -> Tensor:
+        """The most probable class of each row."""
+        return self.probs.argmax(-1)
+
+    def top(self, k: int) -> TopK:
+        """Return the k most probable classes of each row, or all of them where there are fewer."""
+        return TopK(*self.probs.topk(min(k, self.probs.shape[-1]), dim=-1))
+
+    def confusable(self, *, gap: float = 0.1, limit: int = 5) -> list[list[int]]:
+        """Return what each row may be confused with, see :func:`confusable`."""
+        return confusable(self.retain, self.predicted, gap=gap, limit=limit)
+
+
+@torch.no_grad()
+def answer(
+    head: Head,
+    features: Tensor,
+    *,
+    mode: str = "mean",
+    samples: int = 100,
+    generator: torch.Generator | None = None,
+    std: bool = False,
+) -> Outputs:
+    """Return a head's answers for feature vectors.
+
+    Args:
+        head: of the model; a network in front of it must be in evaluation mode.
+        features: ``(n, in_features)``.
+        mode: ``"mean"``, ``"mc"`` or ``"exact"``, see :meth:`dropmax.Head.predict_proba`.
+        samples: masks drawn per row in mode ``"mc"``.
+        generator: where mode ``"mc"`` draws them from.
+        std: whether to compute the standard deviation over the masks too.
+
+    >>> from dropmax import DropMax
+    >>> answer(DropMax(4, 3), torch.randn(5, 4), std=True).std.shape
+    torch.Size([5, 3])
+    """
+    probs = head.predict_proba(features, mode, samples=samples, generator=generator)
+    return Outputs(probs, head.retain_probs(features), std=head.predictive_std(features) if std else None)
 
 
 @torch.no_grad()
 def predict(
     model: Classifier,
-    batches: Iterable[tuple[Tensor, Tensor]],
+    batches: Iterable[Tensor | tuple[Tensor, Tensor]],
     *,
     mode: str = "mean",
     samples: int = 100,
     generator: torch.Generator | None = None,
+    std: bool = False,
 ) -> Outputs:
-    """Return a model's answers over batches of (inputs, labels), in evaluation mode.
+    """Return a model's answers, on the CPU, for batches of inputs or of (inputs, labels).
+
+    The model answers in evaluation mode, and is put back into the mode it was in. The options are those of
+    :func:`answer`.
 
     >>> from torch import nn
     >>> from dropmax import DropMax
     >>> model = Classifier(nn.Identity(), DropMax(4, 3))
-    >>> predict(model, [(torch.randn(5, 4), torch.zeros(5, dtype=torch.long))]).probs.shape
-    torch.Size([5, 3])
+    >>> predict(model, [torch.randn(5, 4), torch.randn(2, 4)]).probs.shape
+    torch.Size([7, 3])
+    >>> predict(model, [(torch.randn(5, 4), torch.zeros(5, dtype=torch.long))]).labels.shape
+    torch.Size([5])
     """
     was_training = model.training
     model.eval()
-    rows = []
-    for x, y in batches:
-        features = model.net(x)
-        probs = model.head.predict_proba(features, mode, samples=samples, generator=generator)
-        rows.append((probs.cpu(), model.head.retain_probs(features).cpu(), y.cpu()))
-    model.train(was_training)
-    if not rows:
-        empty = torch.empty(0, model.head.num_classes)
-        return Outputs(empty, empty, torch.empty(0, dtype=torch.long))
-    probs, retain, labels = (torch.cat(parts) for parts in zip(*rows, strict=True))
-    return Outputs(probs, retain, labels)
+    parts, labels = [], [_no_labels()]
+    try:
+        for batch in batches:
+            x, y = batch if isinstance(batch, (tuple, list)) else (batch, None)
+            part = answer(model.head, model.net(x), mode=mode, samples=samples, generator=generator, std=std)
+            parts.append((part.probs.cpu(), part.retain.cpu(), *([] if part.std is None else [part.std.cpu()])))
+            labels += [] if y is None else [y.cpu()]
+    finally:
+        model.train(was_training)
+    if not parts:
+        parts = [(torch.empty(0, model.head.num_classes),) * (3 if std else 2)]
+    probs, retain, *deviations = (torch.cat(rows) for rows in zip(*parts, strict=True))
+    return Outputs(probs, retain, torch.cat(labels), *deviations)
 
 
 def confusable(retain: Tensor, predicted: Tensor, *, gap: float = 0.1, limit: int = 5) -> list[list[int]]:

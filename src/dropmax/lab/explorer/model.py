@@ -19,7 +19,7 @@ from dropmax.heads.masked import MaskedHead
 from dropmax.lab.explorer import images
 from dropmax.workbench.data import Split
 from dropmax.workbench.data.progress import progress
-from dropmax.workbench.evaluation import confusable
+from dropmax.workbench.evaluation import answer, confusable, predict
 from dropmax.workbench.training import TrainedModel, load_data, load_model
 
 __all__ = ["ORDERS", "Explorer", "shown_name"]
@@ -226,10 +226,15 @@ class Explorer:
         device = next(model.parameters()).device
         features = model.net(self.trained.prepare(inputs.to(device)))
         with self._damage_reported():
-            probs = model.head.predict_proba(features, "exact")
-            found = (probs, model.head.predictive_std(features), model.head.retain_probs(features))
-        rows = tuple(tensor.float().cpu() for tensor in (*found, model.head.classifier(features)))
-        return rows[0], rows[1], rows[2], rows[3]
+            found = answer(model.head, features, mode="exact", std=True)
+        assert found.std is not None
+        probs, std, retain = found.probs, found.std, found.retain
+        return (
+            probs.float().cpu(),
+            std.float().cpu(),
+            retain.float().cpu(),
+            model.head.classifier(features).float().cpu(),
+        )
 
     @contextlib.contextmanager
     def _damage_reported(self) -> Iterator[None]:
@@ -277,16 +282,14 @@ class Explorer:
 
     @torch.inference_mode()
     def _measure(self) -> None:
-        model = self.trained.model
         truth, predicted, retain = [], [], []
         with progress("looking at the test examples", len(self.test), "examples") as advance:
             for x, y in self.trained.batches(self.test, 250):
-                features = model.net(x)
                 with self._damage_reported():
-                    probs = model.head.predict_proba(features, "exact")
-                truth.append(probs.gather(-1, y[:, None])[:, 0].float().cpu())
-                predicted.append(probs.argmax(-1).cpu())
-                retain.append(model.head.retain_probs(features).half().cpu())  # half: a thousand classes fit too
+                    found = predict(self.trained.model, [(x, y)], mode="exact")
+                truth.append(found.probs.gather(-1, found.labels[:, None])[:, 0].float())
+                predicted.append(found.predicted)
+                retain.append(found.retain.half())  # half: a thousand classes fit too
                 advance(len(y))
         self._labels = self.test.labels.numpy()
         self._truth = torch.cat(truth)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from dropmax.heads import PAPER_OBJECTIVE, Head
 from dropmax.heads.masked import MaskedHead
 from dropmax.workbench.data import Dataset, Split
 from dropmax.workbench.data.progress import progress
-from dropmax.workbench.evaluation import Outputs
+from dropmax.workbench.evaluation import Outputs, answer
 from dropmax.workbench.files import parse_json
 from dropmax.workbench.recipes import DataOptions, Recipe
 from dropmax.workbench.training import RunDirectory, TrainedModel, load_data, load_model
@@ -122,9 +123,7 @@ class Run:
     @cached_property
     def outputs(self) -> Outputs:
         """Mean predictions, retain probabilities and labels of the test set."""
-        with torch.no_grad():
-            h = self.features()
-            return Outputs(self.head.predict_proba(h), self.head.retain_probs(h), self.test.labels)
+        return dataclasses.replace(answer(self.head, self.features()), labels=self.test.labels)
 
     def logits(self, part: str = "test", rows: Any = slice(None)) -> tuple[Tensor, Tensor]:
         """Return class logits o and retain logits a of a split in float64; only for heads with masks."""

@@ -10,6 +10,7 @@ from dropmax.lab.figures.confusion_graph import MOST_CLASSES, links
 from dropmax.lab.figures.runs import Run, picture
 from dropmax.lab.report.html import name, picture_tag, table
 from dropmax.lab.report.svg import graph, profile
+from dropmax.workbench.evaluation import answer
 
 __all__ = ["confusion_section", "hardest", "hardest_section"]
 
@@ -72,28 +73,25 @@ def hardest_section(run: Run, *, several: bool) -> Iterator[str]:
             '<p class="note">“Over all masks”: the exact mean of the answer\'s probability and its standard '
             "deviation over the masks. A large deviation says that the answer hangs on which rivals are kept.</p>"
         )
-    with torch.no_grad():
-        h = run.features()[chosen]
-        exact_probs = run.head.predict_proba(h, "exact") if run.has_masks else None
-        std = run.head.predictive_std(h) if run.has_masks else None
+    over_masks = answer(run.head, run.features()[chosen], mode="exact", std=True)
     cards = []
     for place, index in enumerate(chosen):
         p, rho, truth = run.outputs.probs[index], run.outputs.retain[index], int(run.outputs.labels[index])
-        answer = int(p.argmax())
-        shown = _shown(rho if run.has_masks else p, truth, answer)
-        rows = [(run.classes[k], float(rho[k]), float(p[k])) for k in shown]
+        k = int(p.argmax())
+        shown = _shown(rho if run.has_masks else p, truth, k)
+        rows = [(run.classes[c], float(rho[c]), float(p[c])) for c in shown]
         words = [
             f'<span class="soft">test example {index:,}</span>',
             f"truth {name(run.classes[truth], 30, 'name truth')}, given {float(p[truth]):.2g}",
-            f"answer {name(run.classes[answer], 30, 'name answer' if answer != truth else 'name truth')}, "
-            f"{float(p[answer]):.2f}",
+            f"answer {name(run.classes[k], 30, 'name answer' if k != truth else 'name truth')}, {float(p[k]):.2f}",
         ]
-        if exact_probs is not None and std is not None:
-            words.append(f"over all masks {float(exact_probs[place, answer]):.2f} ± {float(std[place, answer]):.2f}")
+        if run.has_masks and over_masks.std is not None:
+            mean, deviation = float(over_masks.probs[place, k]), float(over_masks.std[place, k])
+            words.append(f"over all masks {mean:.2f} ± {deviation:.2f}")
         image = ""
         if run.trained.is_images:
             image = picture_tag(picture(run.test, index), f"test example {index}, {run.classes[truth]}")
-        chart = profile(rows, shown.index(truth), shown.index(answer), bars=run.has_masks)
+        chart = profile(rows, shown.index(truth), shown.index(k), bars=run.has_masks)
         cards.append(f'<div class="card"><header>{image}<p>{"<br>".join(words)}</p></header>{chart}</div>')
     yield f'<div class="cards">{"".join(cards)}</div>'
     if len(run.classes) > _ALL_CLASSES:

@@ -16,6 +16,7 @@ from dropmax.lab.report.examples import confusion_section, hardest_section
 from dropmax.lab.report.html import escape, name, table
 from dropmax.lab.report.svg import Series, line_chart, reliability
 from dropmax.lab.report.words import METRICS
+from dropmax.workbench.evaluation import answer
 from dropmax.workbench.provenance import commit, versions
 
 __all__ = ["make_report"]
@@ -175,7 +176,7 @@ def _differences(found: Comparison) -> Iterator[str]:
 def _one_run(run: Run) -> Iterator[str]:
     values = {"mean": metrics.evaluate(run.outputs.probs, run.outputs.labels)}
     if run.has_masks:
-        values["exact"] = metrics.evaluate(run.head.predict_proba(run.features(), "exact"), run.outputs.labels)
+        values["exact"] = metrics.evaluate(answer(run.head, run.features(), mode="exact").probs, run.outputs.labels)
     rows = [
         [METRICS[m].label, *(METRICS[m].show(found[m]) for found in values.values()), escape(METRICS[m].meaning)]
         for m in values["mean"]

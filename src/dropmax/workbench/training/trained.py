@@ -18,6 +18,7 @@ from dropmax.classifier import Classifier
 from dropmax.errors import DropMaxError, InvalidValue, RunError
 from dropmax.heads import make_head
 from dropmax.workbench.data import Batches, Dataset, Split, normalise
+from dropmax.workbench.evaluation import Outputs, answer
 from dropmax.workbench.files import parse_json, write_atomically
 from dropmax.workbench.networks import check_import, feature_size, make_network
 from dropmax.workbench.recipes import Recipe, recipe_from_dict
@@ -63,6 +64,12 @@ class TrainedModel:
         device = next(self.model.parameters()).device
         for x, y in Batches(split, batch_size, self.mean, self.std, device=device):
             yield self._laid_out(x), y
+
+    @torch.no_grad()
+    def answer(self, inputs: Tensor, **options: Any) -> Outputs:
+        """Return the model's answers for uint8 images or raw features; options are those of ``evaluation.answer``."""
+        device = next(self.model.parameters()).device
+        return answer(self.model.head, self.model.net(self.prepare(inputs.to(device))), **options)
 
     def prepare(self, inputs: Tensor) -> Tensor:
         """Turn uint8 images or raw features into what the network was trained on."""
