@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from dropmax.errors import RunError
-from dropmax.workbench.data.progress import progress
+from dropmax.workbench.progress import progress
 from hardening import attack_wire as wire
 from hardening.attack_requests import RIGHT, SCHEMA, drawing, make_request, picture, request
 from hardening.attack_server import OPEN_FILES, OTHERS_WAIT, Witness, serving, spread

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from dropmax.errors import RunError
-from dropmax.workbench.data.progress import progress
+from dropmax.workbench.progress import progress
 from hardening.campaign import Outcome
 
 #: With small tensors torch uses one thread whatever it may; these have some that are large enough.

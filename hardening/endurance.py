@@ -24,8 +24,8 @@ from dropmax.errors import RunError
 from dropmax.heads import HEADS, MODES
 from dropmax.metrics import evaluate
 from dropmax.workbench.data import Split
-from dropmax.workbench.data.progress import progress
 from dropmax.workbench.evaluation import measure, predict
+from dropmax.workbench.progress import progress
 from dropmax.workbench.recipes import load_recipe
 from dropmax.workbench.training import load_data, load_model, save_model, train
 from hardening.campaign import Outcome

@@ -22,7 +22,7 @@ from random import Random
 import torch
 
 from dropmax.errors import DropMaxError
-from dropmax.workbench.data.progress import progress
+from dropmax.workbench.progress import progress
 from hardening import data_files, image_files, run_files, table_files
 from hardening.campaign import Outcome
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dropmax.errors import DropMaxError
-from dropmax.workbench.data.progress import progress
+from dropmax.workbench.progress import progress
 from hardening.campaign import Outcome
 
 __all__ = ["Attack", "Broken", "Ground", "attack_all", "attacks", "command", "payloads", "run"]

@@ -29,7 +29,7 @@ import safetensors.torch
 import torch
 
 from dropmax.lab.experiments import Plan, plan_table, reproduce
-from dropmax.workbench.data.progress import progress
+from dropmax.workbench.progress import progress
 from dropmax.workbench.recipes import Recipe, load_recipe
 from dropmax.workbench.training import resume, train
 from hardening.campaign import Outcome

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from dropmax.errors import DataError, InvalidValue
-from dropmax.workbench.data.progress import progress
+from dropmax.workbench.progress import progress
 from hardening.campaign import Outcome
 from hardening.mutation import Mutant, fingerprint, mutants
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from dropmax import exact
 from dropmax.errors import DropMaxError
 from dropmax.heads import ABLATIONS, HEADS, Head
-from dropmax.workbench.data.progress import progress
+from dropmax.workbench.progress import progress
 from hardening import not_finite
 from hardening import numerics_reference as reference
 from hardening.campaign import Outcome

@@ -24,7 +24,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from dropmax.errors import RunError
-from dropmax.workbench.data.progress import progress
+from dropmax.workbench.progress import progress
 from hardening.campaign import Outcome
 from hardening.licences import licence_of, verdict
 from hardening.lock import ROOT, as_requirements, read_pins

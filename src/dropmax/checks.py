@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
 
-from dropmax.errors import InvalidType, InvalidValue, did_you_mean
+from dropmax.errors import InvalidType, InvalidValue
+from dropmax.errors import check_choice as check_choice  # beside the other checks
 
 
 class NotFinite(InvalidValue, FloatingPointError):
@@ -133,15 +134,6 @@ def check_target(
                 + (f" or equal ignore_index={ignore_index}" if ignore_index is not None else "")
             )
     return target.long()
-
-
-def check_choice(option: str, value: object, valid: Sequence[str]) -> None:
-    """Refuse a value that is not among the valid ones, and suggest the closest.
-
-    >>> check_choice("reduction", "mean", ("mean", "sum", "none"))
-    """
-    if value not in valid:
-        raise InvalidValue(f"unknown {option} {value!r}:{did_you_mean(value, valid)} Valid are {', '.join(valid)}")
 
 
 def check_positive(option: str, value: float) -> None:

@@ -7,9 +7,19 @@ would expect. The command line prints such an error as one line without a traceb
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-__all__ = ["DataError", "DropMaxError", "InvalidType", "InvalidValue", "MissingDependency", "RunError", "did_you_mean"]
+__all__ = [
+    "DataError",
+    "DropMaxError",
+    "InvalidType",
+    "InvalidValue",
+    "MissingDependency",
+    "RunError",
+    "check_choice",
+    "did_you_mean",
+    "unknown",
+]
 
 
 class DropMaxError(Exception):
@@ -20,7 +30,7 @@ class DropMaxError(Exception):
     ...     make_head("softmacs", in_features=4, num_classes=3)
     ... except DropMaxError as error:
     ...     print(error)  # doctest: +ELLIPSIS
-    unknown head 'softmacs': did you mean 'softmax'? The heads are ...
+    unknown head 'softmacs': did you mean 'softmax'? Valid are softmax, ...
     """
 
 
@@ -77,5 +87,26 @@ def did_you_mean(name: object, valid: Iterable[str]) -> str:
     >>> did_you_mean("zzz", ["temperature", "samples"])
     ''
     """
-    close = difflib.get_close_matches(str(name), list(valid), n=1, cutoff=0.5)
-    return f" did you mean {close[0]!r}?" if close else ""
+    names = {other.casefold(): other for other in valid}
+    close = difflib.get_close_matches(str(name).casefold(), names, n=1, cutoff=0.5)
+    return f" did you mean {names[close[0]]!r}?" if close else ""
+
+
+def unknown(what: str, name: object, valid: Iterable[str], advice: str = "") -> str:
+    """Return what to say about a name that is not valid: the name, the closest valid one, and all valid ones.
+
+    >>> print(unknown("format", "jsn", ["csv", "json"], "separate several by commas"))
+    unknown format 'jsn': did you mean 'json'? Valid are csv, json; separate several by commas
+    """
+    names = list(valid)
+    listed = f"Valid are {', '.join(names)}" if names else "There are none"
+    return f"unknown {what} {name!r}:{did_you_mean(name, names)} {listed}" + (f"; {advice}" if advice else "")
+
+
+def check_choice(option: str, value: object, valid: Collection[str], advice: str = "") -> None:
+    """Refuse a value that is not among the valid ones, and suggest the closest.
+
+    >>> check_choice("reduction", "mean", ("mean", "sum", "none"))
+    """
+    if value not in tuple(valid):
+        raise InvalidValue(unknown(option, value, valid, advice))

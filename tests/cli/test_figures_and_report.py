@@ -34,7 +34,7 @@ def test_figures_says_why_others_were_not_made(dropmax: Run, run: Path, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--only", "nose"], "there is no figure 'nose': did you mean 'noise'?"),
+        (["--only", "nose"], "unknown figure 'nose': did you mean 'noise'?"),
         (["--only", "noise"], "the figure noise needs a dropmax run on images, and no run was given"),
         (["--only", "contours", "--format", "png,gif"], "unknown format 'gif'"),
         (["nowhere"], "there is no directory nowhere: `dropmax train` makes one"),

@@ -40,9 +40,14 @@ def test_bad_tensors(name: str, features: Any, target: Any, kind: type[Exception
 @pytest.mark.parametrize(
     ("name", "options", "kind", "message"),
     [
-        ("dropmaks", {}, ValueError, r"unknown head 'dropmaks': did you mean 'dropmax'\? The heads are softmax, "),
-        ("dropmax", {"temprature": 1}, TypeError, r"no option 'temprature': did you mean 'temperature'\?"),
-        ("softmax", {"temperature": 1}, TypeError, r"'softmax' has no option 'temperature': Its options are label_sm"),
+        ("dropmaks", {}, ValueError, r"unknown head 'dropmaks': did you mean 'dropmax'\? Valid are softmax, "),
+        (
+            "dropmax",
+            {"temprature": 1},
+            TypeError,
+            r"of dropmax 'temprature': did you mean 'temperature'\?",
+        ),
+        ("softmax", {"temperature": 1}, TypeError, r"unknown option of softmax 'temperature': Valid are label_sm"),
         ("dropmax", {"temperature": 0}, ValueError, r"temperature must be a finite number above 0, got 0"),
         ("dropmax", {"temperature": float("nan")}, ValueError, r"temperature .* got nan"),
         ("dropmax", {"temperature": "hot"}, TypeError, r"temperature must be a number, got 'hot'"),

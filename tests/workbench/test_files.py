@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from pathlib import Path
 
 import pytest
 
 from dropmax.errors import RunError
-from dropmax.workbench.files import CannotWrite, write_atomically
+from dropmax.workbench.files import CannotWrite, lock, write_atomically
 from dropmax.workbench.recipes import load_recipe
 from dropmax.workbench.training import RunDirectory
 
@@ -26,7 +25,7 @@ def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> Non
 
 def test_what_a_writer_at_work_has_is_left_alone(tmp_path: Path) -> None:
     with open(tmp_path / LEFT, "w") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
+        assert lock(other.fileno())
         write_atomically(tmp_path / "note.json", "whole")
         assert (tmp_path / LEFT).exists()
     write_atomically(tmp_path / "note.json", "again")

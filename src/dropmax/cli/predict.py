@@ -43,8 +43,8 @@ def predict(
         raise RunError(f"{out} exists: choose another file with --out, or delete it first")
     import torch
 
-    from dropmax.workbench.data.progress import progress
     from dropmax.workbench.data.unlabelled import find_inputs, read_inputs
+    from dropmax.workbench.progress import progress
     from dropmax.workbench.training import load_model
 
     use_threads(threads)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dropmax.errors import InvalidType, InvalidValue, did_you_mean
+from dropmax.errors import InvalidType, InvalidValue, unknown
 from dropmax.heads.ablations import DropMaxSoftmaxRetain, DropMaxUnmasked
 from dropmax.heads.base import MODES, Head, Loss
 from dropmax.heads.deterministic import DeterministicAttention, DeterministicDropMax
@@ -63,7 +63,7 @@ def make_head(name: str, in_features: int, num_classes: int, **options: Any) -> 
     """
     head = HEADS.get(name) or ABLATIONS.get(name)
     if head is None:
-        raise InvalidValue(f"unknown head {name!r}:{did_you_mean(name, HEADS)} The heads are {', '.join(HEADS)}")
+        raise InvalidValue(unknown("head", name, HEADS))
     for option in options:
         if option not in (*option_names(head), "device", "dtype"):
             raise InvalidType(unknown_option(head, option))

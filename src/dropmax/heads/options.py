@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import torch
 from torch import Tensor
 
-from dropmax.errors import did_you_mean
+from dropmax.errors import unknown
 
 if TYPE_CHECKING:
     from dropmax.heads.base import Head
@@ -61,11 +61,8 @@ def unknown_option(head: type[Head], option: str) -> str:
     """Return what to say about an option this head does not have.
 
     >>> from dropmax import DropMax
-    >>> print(unknown_option(DropMax, "temprature")[:78])
-    the head 'dropmax' has no option 'temprature': did you mean 'temperature'? Its
+    >>> print(unknown_option(DropMax, "temprature")[:75])
+    unknown option of dropmax 'temprature': did you mean 'temperature'? Valid are
     """
     names = option_names(head)
-    return (
-        f"the head {head.name!r} has no option {option!r}:{did_you_mean(option, names)} "
-        f"Its options are {', '.join(names)}"
-    )
+    return unknown(f"option of {head.name}", option, names)

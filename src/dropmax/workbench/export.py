@@ -26,8 +26,8 @@ from dropmax.errors import DropMaxError, MissingDependency, RunError
 from dropmax.exact import portable
 from dropmax.heads.masked import MaskedHead
 from dropmax.workbench.data import normalise
-from dropmax.workbench.data.progress import progress
 from dropmax.workbench.files import write_atomically
+from dropmax.workbench.progress import progress
 from dropmax.workbench.provenance import commit
 from dropmax.workbench.training import TrainedModel, load_model
 

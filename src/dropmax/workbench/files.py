@@ -10,14 +10,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from filelock import lock_descriptor
+
 from dropmax.errors import RunError
 
-try:
-    import fcntl
-except ImportError:  # Windows, where leftovers of killed processes stay
-    fcntl = None  # type: ignore[assignment]
-
-__all__ = ["CannotWrite", "check_place", "parse_json", "write_atomically"]
+__all__ = ["CannotWrite", "check_place", "lock", "parse_json", "write_atomically"]
 
 
 class CannotWrite(RunError):
@@ -64,7 +61,7 @@ def write_atomically(path: Path, content: bytes | str) -> None:
             file.flush()
             os.fsync(file.fileno())
             os.chmod(temporary, 0o644)  # mkstemp makes files only their owner can read
-            if fcntl is None:
+            if os.name == "nt":
                 file.close()  # Windows moves no open file; elsewhere the lock lasts until it is in its place
             os.replace(temporary, path)
     except OSError as error:
@@ -94,7 +91,7 @@ def _temporary(path: Path) -> tuple[int, str]:
     """Make the file beside the place, locked: that tells a writer at work from one that was killed."""
     while True:
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        _lock(descriptor)
+        lock(descriptor)
         if os.fstat(descriptor).st_nlink:
             return descriptor, name
         os.close(descriptor)  # somebody took it for a leftover, before it was locked
@@ -103,24 +100,29 @@ def _temporary(path: Path) -> tuple[int, str]:
 def _remove_leftovers(path: Path) -> None:
     """Delete the temporary files of this place whose writers are dead."""
     ours = re.compile(re.escape(f".{path.name}.") + r"[a-z0-9_]{8}\.tmp")
-    for name in os.listdir(path.parent) if fcntl else []:
+    for name in os.listdir(path.parent):
         if not ours.fullmatch(name):
             continue
         with contextlib.suppress(OSError):  # another process was faster, or it is not ours to delete
-            descriptor = os.open(path.parent / name, os.O_RDWR | os.O_NOFOLLOW)
+            descriptor = os.open(path.parent / name, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
             try:
-                if _lock(descriptor):
-                    os.unlink(path.parent / name)
+                is_left = lock(descriptor)
+                if is_left and os.name != "nt":
+                    os.unlink(path.parent / name)  # still locked: nobody can begin to use it
             finally:
                 os.close(descriptor)
+            if is_left and os.name == "nt":  # Windows deletes no open file
+                os.unlink(path.parent / name)
 
 
-def _lock(descriptor: int) -> bool:
-    """Lock an open file until it is closed, or its process dies; return whether that was possible."""
-    if fcntl is None:
-        return False
+def lock(descriptor: int) -> bool:
+    """Lock an open file until it is closed, or its process dies; return whether that was possible.
+
+    >>> with tempfile.TemporaryFile() as file:
+    ...     lock(file.fileno())
+    True
+    """
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # it is locked, or the file system has no locks
+        return lock_descriptor(descriptor, blocking=False)
+    except OSError:  # the file system, or the platform, has no locks
         return False
-    return True

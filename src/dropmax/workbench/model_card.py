@@ -20,8 +20,8 @@ from dropmax.errors import DataError, MissingDependency
 from dropmax.heads.masked import MaskedHead
 from dropmax.lab.figures.confusable import draw_confusable, top_pairs
 from dropmax.workbench.data import Split
-from dropmax.workbench.data.progress import progress
 from dropmax.workbench.evaluation import Outputs, predict
+from dropmax.workbench.progress import progress
 from dropmax.workbench.terminal import printable
 from dropmax.workbench.training import RunDirectory, TrainedModel, load_data
 

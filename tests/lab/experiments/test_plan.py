@@ -94,9 +94,9 @@ def test_a_value_that_is_set_is_not_tuned() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"data": ["mnist-1kk"]}, "no recipe for 'mnist-1kk': did you mean 'mnist-1k'"),
+        ({"data": ["mnist-1kk"]}, "unknown data set 'mnist-1kk': did you mean 'mnist-1k'"),
         ({"heads": ["dropmaxx"]}, "unknown head 'dropmaxx': did you mean 'dropmax'"),
-        ({"recipe": "relased"}, "no recipe 'relased': did you mean 'released'"),
+        ({"recipe": "relased"}, "unknown recipe for mnist-1k 'relased': did you mean 'released'"),
         ({"runs": 0}, "--runs must be at least 1"),
         ({"schedule_scale": 0.0}, "--schedule-scale must be above 0"),
         ({"train_size": -1}, "--train-size must be at least 1"),
@@ -177,9 +177,9 @@ BASE = '[base]\ndata = "mnist-1k"\n'
         (BASE, r"\[variants\] must be a table"),
         ("[base]\n[variants.a]\n", r"\[base\] must be a table"),
         ('[base]\nrecipe = "paper"\n[variants.a]\n', "needs data"),
-        (BASE + "run = 3\n[variants.a]\n", "unknown key base.run: did you mean 'runs'"),
+        (BASE + "run = 3\n[variants.a]\n", "unknown key of \\[base\\] 'run': did you mean 'runs'"),
         (BASE + "runs = 2.5\n[variants.a]\n", "base.runs must be a whole number"),
-        (BASE + "[variant.a]\n", r"unknown table \[variant\]: did you mean 'variants'"),
+        (BASE + "[variant.a]\n", r"unknown table 'variant': did you mean 'variants'"),
         (BASE + '[variants."a/b"]\n', "letters, digits"),
         (BASE + '[variants.a]\n"training.epoch" = 3\n', r"\[variants.a\].*did you mean 'epochs'"),
         (BASE + '[variants.a]\ngrid."head.gamma" = 3\n', "must be a list of values"),
@@ -195,7 +195,7 @@ def test_mistakes_in_a_study_are_explained(tmp_path: Path, text: str, message: s
 def test_a_study_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InvalidValue, match=r"cannot read the study .*nowhere\.toml"):
         plan_study(tmp_path / "nowhere.toml")
-    with pytest.raises(InvalidValue, match="no study 'mnist-ablation': did you mean 'mnist-1k-ablation'"):
+    with pytest.raises(InvalidValue, match="unknown study 'mnist-ablation': did you mean 'mnist-1k-ablation'"):
         plan_study("mnist-ablation")
 
 

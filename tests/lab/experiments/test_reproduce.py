@@ -135,22 +135,22 @@ def test_progress_names_the_runs_under_way(
     (tmp_path / "metrics.jsonl").write_text(log)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     with Progress({one.groups[0].key: 100.0}, workers=1) as progress:
-        progress.show(schedule, [(job, tmp_path)])  # too soon for a line
+        progress.show_runs(schedule, [(job, tmp_path)])  # too soon for a line
         assert terminal or not capsys.readouterr().err
         progress.printed = -1e9
-        progress.show(schedule, [(job, tmp_path)])
+        progress.show_runs(schedule, [(job, tmp_path)])
     text = capsys.readouterr().err
     assert "0 of 1 runs done, about 59 s left" in text
     assert "mnist-1k.released.softmax.seed0: epoch 41/100, validation error 12.50 %" in text
     with Progress({}, workers=1) as progress:
         progress.printed = -1e9
-        progress.show(schedule, [(job, None), (job, tmp_path / "nowhere")])  # on a cluster; not begun yet
+        progress.show_runs(schedule, [(job, None), (job, tmp_path / "nowhere")])  # on a cluster; not begun yet
     text = capsys.readouterr().err
     assert "0 of 1 runs done" in text
     assert "left" not in text, "without an estimate there is no time left to tell"
     assert text.count("mnist-1k.released.softmax.seed0") >= 2
     with Progress({}, workers=1, quiet=True) as progress:
-        progress.show(schedule, [(job, tmp_path)])
+        progress.show_runs(schedule, [(job, tmp_path)])
     assert capsys.readouterr().err == ""
 
 

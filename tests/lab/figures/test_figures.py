@@ -151,7 +151,7 @@ def test_only_makes_what_is_missing_an_error(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"only": ["convergance"]}, "there is no figure 'convergance': did you mean 'convergence'"),
+        ({"only": ["convergance"]}, "unknown figure 'convergance': did you mean 'convergence'"),
         ({"formats": ["jpg"]}, "unknown format 'jpg'"),
         ({"formats": []}, "name at least one format of png, svg, pdf"),
         (

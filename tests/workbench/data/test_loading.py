@@ -14,7 +14,7 @@ from tests.workbench.data.layouts import image_folder
     [
         ("cifar10", "unknown data set 'cifar10': did you mean 'cifar-10'"),
         ("MNIST-1K", "unknown data set 'MNIST-1K': did you mean 'mnist-1k'"),
-        ("qqqq", "unknown data set 'qqqq': The names are mnist-1k, .*path of an image folder or a .npz"),
+        ("qqqq", "unknown data set 'qqqq': Valid are mnist-1k, .*path of an image folder or a .npz"),
         ("some/where", "some/where does not exist: give the path of an image folder"),
         ("table.csv", "table.csv does not exist"),
     ],

@@ -125,7 +125,7 @@ def test_names_of_resnets_settle_depth_and_stem(name: str, kernel: int, blocks: 
     ("call", "kind", "message"),
     [
         (lambda: make_network("lenett", (1, 28, 28)), InvalidValue, "unknown network 'lenett': did you mean 'lenet'"),
-        (lambda: make_network("vgg", (1, 28, 28)), InvalidValue, "or your own as package.module:ClassName"),
+        (lambda: make_network("vgg", (1, 28, 28)), InvalidValue, "your own is package.module:Class"),
         (lambda: make_network("os.path", (1, 28, 28)), InvalidValue, "unknown network 'os.path'"),
         (lambda: make_network(3, (1, 28, 28)), InvalidType, "named by a string, such as 'lenet', got 3"),
         (
@@ -138,7 +138,7 @@ def test_names_of_resnets_settle_depth_and_stem(name: str, kernel: int, blocks: 
         (
             lambda: make_network("cifar-resnet", (3, 32, 32), deepth=20),
             InvalidValue,
-            "unknown option 'deepth' of network 'cifar-resnet': did you mean 'depth'. Its options are depth, widths,",
+            "unknown option of network 'cifar-resnet' 'deepth': did you mean 'depth'. Valid are depth, widths,",
         ),
         (lambda: make_network("resnet18", (3, 64, 64), depth=34), InvalidValue, "'resnet18' settles depth at 18"),
         (lambda: make_network("mlp", (4,), in_features=5), InvalidValue, "'mlp' settles in_features at 4"),
@@ -199,8 +199,8 @@ def test_users_class_that_takes_any_option_gets_them_all(user: str) -> None:
         ("{}_broken:Net", {}, InvalidValue, r"_broken failed \(ZeroDivisionError: division by zero\)"),
         ("{}_needs:Net", {}, InvalidValue, "no module 'a_package_that_is_not_there'; .*_needs imports it"),
         ("{}:Silent", {}, InvalidValue, "needs the option channels"),
-        ("{}:Silent", {"chanels": 1}, InvalidValue, "unknown option 'chanels' .* did you mean 'channels'"),
-        ("{}:Maps", {"depth": 1}, InvalidValue, "It has no options"),
+        ("{}:Silent", {"chanels": 1}, InvalidValue, "unknown option .* 'chanels': did you mean 'channels'"),
+        ("{}:Maps", {"depth": 1}, InvalidValue, "There are none"),
         ("{}:Maps", {}, InvalidValue, r"a tensor of shape \(N, F\), got shape \(1, 2, 8, 8\)"),
         ("{}:Lists", {}, InvalidValue, r"a tensor of shape \(N, F\), got list"),
         ("{}:Breaks", {}, InvalidValue, r"shape \(1, 2, 8, 8\) failed \(RuntimeError: no such luck\): set self.out_f"),

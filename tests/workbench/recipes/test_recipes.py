@@ -72,8 +72,8 @@ def test_the_papers_recipes_keep_the_papers_objective_whatever_the_default_is(na
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ({"training.epoch": 5}, "unknown key training.epoch: did you mean 'epochs'"),
-        ({"data.nme": "x"}, "unknown key data.nme: did you mean 'name'"),
+        ({"training.epoch": 5}, "unknown key of [training] 'epoch': did you mean 'epochs'"),
+        ({"data.nme": "x"}, "unknown key of [data] 'nme': did you mean 'name'"),
         ({"trainig.epochs": 5}, "cannot set 'trainig.epochs'"),
         ({"training": 5}, "cannot set 'training'"),
         ({"training.epochs": 0}, "training.epochs must be at least 1, got 0"),
@@ -103,7 +103,7 @@ def test_bad_overrides(override: dict[str, Any], message: str) -> None:
         ("[data", "is not valid TOML"),
         ("[data]\nname = 3", "[data] needs a name"),
         ("[data]\nname = 'x'\n[network]\nname = 'lenet'\n", "[head] needs a name"),
-        ("[datum]\nname = 'x'", "unknown table [datum]: did you mean 'data'"),
+        ("[datum]\nname = 'x'", "unknown table 'datum': did you mean 'data'"),
         ("data = 3", "[data] must be a table, got 3"),
     ],
 )
@@ -119,9 +119,9 @@ def test_bad_files(text: str, message: str, tmp_path: Path) -> None:
 def test_recipes_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(DropMaxError, match=r"cannot read the recipe .*none\.toml: No such file"):
         load_recipe(tmp_path / "none.toml")
-    with pytest.raises(DropMaxError, match="no recipe for 'minst-1k': did you mean 'mnist-1k'"):
+    with pytest.raises(DropMaxError, match="unknown data set 'minst-1k': did you mean 'mnist-1k'"):
         load_recipe("minst-1k")
-    with pytest.raises(DropMaxError, match="cub has no recipe 'released': It has paper"):
+    with pytest.raises(DropMaxError, match="unknown recipe for cub 'released': Valid are paper"):
         load_recipe("cub", "released")
     (tmp_path / "latin.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(DropMaxError, match="cannot read the recipe"):

@@ -22,6 +22,7 @@ from dropmax.lab.experiments.plan import Job
 from dropmax.lab.experiments.progress import Progress
 from dropmax.lab.experiments.schedule import Schedule
 from dropmax.lab.experiments.worker import failure, run_job
+from dropmax.workbench.files import lock
 
 __all__ = ["Cluster"]
 
@@ -71,7 +72,7 @@ class Cluster:
                     running[task.remote(json.dumps(job.to_dict()), options)] = job
                 if not running:
                     return
-                progress.show(schedule, [(job, None) for job in running.values()])
+                progress.show_runs(schedule, [(job, None) for job in running.values()])
                 finished, _ = ray.wait(list(running), num_returns=1, timeout=1.0)
                 for reference in finished:
                     job = running.pop(reference)
@@ -128,21 +129,15 @@ def _task(job: str, options: dict[str, Any]) -> str:
 @contextlib.contextmanager
 def _scratch() -> Iterator[Path]:
     """Make a directory for a task, and remove those of tasks that were killed: nobody holds the lock in them."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        with tempfile.TemporaryDirectory(prefix=_SCRATCH, ignore_cleanup_errors=True) as place:
-            yield Path(place)
-        return
-    for lock in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*/.lock"):
-        with contextlib.suppress(OSError), open(lock, "r+b") as file:  # locked, not ours, or gone this moment
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(lock.parent, ignore_errors=True)
+    for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*/.lock"):
+        with contextlib.suppress(OSError), open(left, "r+b") as file:  # not ours, or gone this moment
+            if lock(file.fileno()):
+                shutil.rmtree(left.parent, ignore_errors=True)
     with (
         tempfile.TemporaryDirectory(prefix=_SCRATCH, ignore_cleanup_errors=True) as place,
         open(Path(place, ".lock"), "wb") as file,
     ):
-        fcntl.flock(file, fcntl.LOCK_EX)
+        lock(file.fileno())
         os.makedirs(place, exist_ok=True)  # should another task have swept it away before it was locked
         yield Path(place)
 

@@ -48,7 +48,7 @@ def run_locally(
             busy = [(worker.job, schedule.store.work(worker.job)) for worker in crew if worker.job is not None]
             if not busy:
                 return
-            progress.show(schedule, busy)
+            progress.show_runs(schedule, busy)
             with contextlib.suppress(queue.Empty):
                 worker, line = answers.get(timeout=0.5)
                 _hear(worker, line, schedule, options)

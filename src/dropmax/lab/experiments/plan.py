@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dropmax.errors import InvalidValue, did_you_mean
+from dropmax.errors import InvalidValue, check_choice
 from dropmax.workbench.recipes import Recipe, find_recipe, load_recipe, recipe_from_dict
 
 __all__ = ["TUNING_SEED", "Group", "Job", "Plan", "plan_table"]
@@ -227,10 +227,7 @@ def check_heads(heads: Sequence[str] | None) -> list[str]:
     from dropmax.heads import HEADS
 
     for head in heads or ():
-        if head not in HEADS:
-            raise InvalidValue(
-                f"unknown head {head!r}:{did_you_mean(head, HEADS)} The heads are all, {', '.join(HEADS)}"
-            )
+        check_choice("head", head, HEADS, "or all")
     return [head for head in HEADS if heads is None or head in heads]
 
 

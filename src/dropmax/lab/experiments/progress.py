@@ -1,25 +1,23 @@
-"""What a person sees while the plan runs: a line a worker on a terminal, a line every half minute elsewhere."""
+"""What a person sees while a plan runs: one line per worker on a terminal, a line every half minute elsewhere."""
 
 from __future__ import annotations
 
 import datetime
 import json
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from dropmax.lab.experiments.plan import Job
 from dropmax.lab.experiments.schedule import Schedule
+from dropmax.workbench.progress import Status
 
 __all__ = ["Progress", "spell_seconds"]
 
 _SECONDS_BETWEEN_LINES = 30.0
 
 
-class Progress:
+class Progress(Status):
     """Shows how far a schedule is, on standard error.
 
     Args:
@@ -33,42 +31,22 @@ class Progress:
     """
 
     def __init__(self, estimates: dict[str, float], workers: int, *, quiet: bool = False) -> None:
-        self.estimates, self.workers, self.quiet = estimates, workers, quiet
-        self.started = self.printed = time.monotonic()
-        self._live: Any = None
+        super().__init__(_SECONDS_BETWEEN_LINES, quiet=quiet)
+        self.estimates, self.workers = estimates, workers
 
     def __enter__(self) -> Progress:
-        if not self.quiet and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.live import Live
-
-            self._live = Live(console=Console(stderr=True), refresh_per_second=2, transient=True)
-            self._live.start()
+        super().__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def show(self, schedule: Schedule, busy: Sequence[tuple[Job, Path | None]]) -> None:
+    def show_runs(self, schedule: Schedule, busy: Sequence[tuple[Job, Path | None]]) -> None:
         """Show the runs under way; each comes with its scratch directory, where that can be looked into from here."""
-        if self.quiet:
-            return
-        is_due = time.monotonic() - self.printed >= _SECONDS_BETWEEN_LINES
-        if self._live is None and not is_due:
-            return
-        rows = [(job, {} if work is None else _last_rows(work / "metrics.jsonl")) for job, work in busy]
-        summary = self._summary(schedule, [(job, row.get("epoch", 0)) for job, row in rows])
-        lines = [_spell(job, row) for job, row in rows]
-        if self._live is not None:
-            from rich.text import Text
 
-            self._live.update(Text("\n  ".join([summary, *lines])))
-        else:
-            self.printed = time.monotonic()
-            print("; ".join([summary, *lines[:2]]), file=sys.stderr, flush=True)
+        def lines() -> list[str]:
+            rows = [(job, {} if work is None else _last_rows(work / "metrics.jsonl")) for job, work in busy]
+            summary = self._summary(schedule, [(job, row.get("epoch", 0)) for job, row in rows])
+            return [summary, *(_spell(job, row) for job, row in rows)]
+
+        self.show(lines)
 
     def _summary(self, schedule: Schedule, under_way: Sequence[tuple[Job, int]]) -> str:
         failed = len(schedule.failed())

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dropmax.errors import DataError, InvalidValue, did_you_mean
+from dropmax.errors import DataError, check_choice
 from dropmax.lab.experiments.cluster import Cluster
 from dropmax.lab.experiments.estimate import estimate_seconds
 from dropmax.lab.experiments.local import default_workers, run_locally
@@ -60,10 +60,7 @@ def reproduce(
     >>> reproduce(plan, tempfile.mkdtemp(), workers=1, quiet=True).done
     1
     """
-    if engine not in ENGINES:
-        raise InvalidValue(
-            f"unknown engine {engine!r}:{did_you_mean(engine, ENGINES)} It is one of {', '.join(ENGINES)}"
-        )
+    check_choice("engine", engine, ENGINES)
     _check_modes(modes)
     store = Store(out)
     store.check(plan)
@@ -149,5 +146,4 @@ def _check_modes(modes: Sequence[str] | None) -> None:
     from dropmax.heads import MODES
 
     for mode in modes or ():
-        if mode not in MODES:
-            raise InvalidValue(f"unknown mode {mode!r}:{did_you_mean(mode, MODES)} The modes are {', '.join(MODES)}")
+        check_choice("mode", mode, MODES)

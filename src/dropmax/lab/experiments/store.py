@@ -25,7 +25,7 @@ from typing import Any
 from dropmax.errors import DropMaxError, RunError
 from dropmax.lab.experiments.plan import Group, Job, Plan, check_sizes
 from dropmax.lab.experiments.worker import FORMAT
-from dropmax.workbench.files import CannotWrite, parse_json, write_atomically
+from dropmax.workbench.files import CannotWrite, lock, parse_json, write_atomically
 from dropmax.workbench.recipes import recipe_from_dict
 
 __all__ = ["Store"]
@@ -172,28 +172,19 @@ class Store:
     def locked(self) -> Iterator[int | None]:
         """Hold the directory; workers inherit the lock, so that it lasts until the last of them has gone."""
         try:
-            import fcntl
-        except ImportError:  # Windows
-            yield None
-            return
-        try:
             self.path.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise RunError(f"cannot write in {self.path}: {error.strerror or error}") from error
         try:
             deadline = time.monotonic() + _SECONDS_TO_WAIT_FOR_LOCK
-            while True:
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except OSError as error:
-                    if time.monotonic() > deadline:
-                        raise RunError(
-                            f"another `dropmax reproduce` is at work in {self.path}: wait, or choose another --out"
-                        ) from error
-                    time.sleep(0.2)  # the workers of a driver that was killed take a moment to save and go
-            yield descriptor
+            while not lock(descriptor):
+                if time.monotonic() > deadline:
+                    raise RunError(
+                        f"another `dropmax reproduce` is at work in {self.path}: wait, or choose another --out"
+                    )
+                time.sleep(0.2)  # the workers of a driver that was killed take a moment to save and go
+            yield descriptor if os.name == "posix" else None  # Windows hands no open files to other processes
         finally:
             os.close(descriptor)
 

@@ -24,7 +24,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from dropmax.errors import InvalidType, InvalidValue, did_you_mean
+from dropmax.errors import InvalidType, InvalidValue, unknown
 from dropmax.lab.experiments.plan import Group, Plan, check_sizes, grid_points, shortened
 from dropmax.workbench.recipes import find_recipe, load_recipe, parse_toml
 
@@ -64,16 +64,11 @@ def plan_study(
     source, tables = _read(study)
     for table in tables:
         if table not in ("base", "variants"):
-            raise InvalidValue(
-                f"{source}: unknown table [{table}]:{did_you_mean(table, ('base', 'variants'))} "
-                "A study has [base] and [variants.NAME]"
-            )
+            raise InvalidValue(f"{source}: {unknown('table', table, ('base', 'variants'))}")
     base = _table(tables.get("base"), f"{source}: [base]")
     for key in base:
         if key not in _BASE_KEYS:
-            raise InvalidValue(
-                f"{source}: unknown key base.{key}:{did_you_mean(key, _BASE_KEYS)} Keys are {', '.join(_BASE_KEYS)}"
-            )
+            raise InvalidValue(f"{source}: {unknown('key of [base]', key, _BASE_KEYS)}")
     variants = _table(tables.get("variants"), f"{source}: [variants]")
     columns = list(data or ()) or ([base["data"]] if isinstance(base.get("data"), str) else base.get("data"))
     if not isinstance(columns, list) or not columns or not all(isinstance(name, str) for name in columns):
@@ -157,11 +152,7 @@ def _read(study: str | Path) -> tuple[str, dict[str, Any]]:
             source = f"{study}.toml"
             text = resources.files(__package__).joinpath("studies").joinpath(source).read_text(encoding="utf-8")
         else:
-            names = study_names()
-            raise InvalidValue(
-                f"there is no study {str(study)!r}:{did_you_mean(study, names)} Give a .toml file, or one of "
-                f"{', '.join(names)}"
-            )
+            raise InvalidValue(unknown("study", str(study), study_names(), "or give a .toml file"))
         return source, parse_toml(text, source)
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidValue(f"cannot read the study {study}: {getattr(error, 'strerror', None) or error}") from error

@@ -171,7 +171,7 @@ def main() -> None:
     def listen() -> None:
         for line in sys.stdin:
             jobs.put(line)
-        os.kill(os.getpid(), signal.SIGTERM)  # nobody waits for us: in training this saves a checkpoint first
+        signal.raise_signal(signal.SIGTERM)  # nobody waits for us: in training this saves a checkpoint first
 
     threading.Thread(target=listen, daemon=True).start()
     import torch

@@ -18,8 +18,8 @@ from dropmax.errors import DataError, RunError
 from dropmax.heads.masked import MaskedHead
 from dropmax.lab.explorer import images
 from dropmax.workbench.data import Split
-from dropmax.workbench.data.progress import progress
 from dropmax.workbench.evaluation import answer, confusable, predict
+from dropmax.workbench.progress import progress
 from dropmax.workbench.training import TrainedModel, load_data, load_model
 
 __all__ = ["ORDERS", "Explorer", "shown_name"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dropmax.errors import InvalidValue, RunError, did_you_mean
+from dropmax.errors import InvalidValue, RunError, unknown
 from dropmax.lab.figures import (
     architecture,
     condition,
@@ -272,9 +272,7 @@ def _with_recordings(subject: Subject, out: Path) -> Subject:
 def _chosen(only: Sequence[str]) -> list[Figure]:
     for name in only:
         if name not in FIGURES:
-            raise InvalidValue(
-                f"there is no figure {name!r}:{did_you_mean(name, FIGURES)} The figures are {', '.join(FIGURES)}"
-            )
+            raise InvalidValue(unknown("figure", name, FIGURES))
     return [figure for figure in FIGURES.values() if not only or figure.name in only]
 
 
@@ -282,10 +280,7 @@ def _formats(formats: Sequence[str]) -> list[str]:
     found = list(dict.fromkeys(formats))
     for form in found:
         if form not in style.FORMATS:
-            raise InvalidValue(
-                f"unknown format {form!r}:{did_you_mean(form, style.FORMATS)} "
-                f"The formats are {', '.join(style.FORMATS)}, separated by commas"
-            )
+            raise InvalidValue(unknown("format", form, style.FORMATS, "separate several by commas"))
     if not found:
         raise InvalidValue(f"name at least one format of {', '.join(style.FORMATS)}")
     return found

@@ -21,9 +21,9 @@ from dropmax.functional import _wide
 from dropmax.heads import PAPER_OBJECTIVE, Head
 from dropmax.heads.masked import MaskedHead
 from dropmax.workbench.data import Dataset, Split
-from dropmax.workbench.data.progress import progress
 from dropmax.workbench.evaluation import Outputs, answer
 from dropmax.workbench.files import parse_json
+from dropmax.workbench.progress import progress
 from dropmax.workbench.recipes import DataOptions, Recipe
 from dropmax.workbench.training import RunDirectory, TrainedModel, load_data, load_model
 

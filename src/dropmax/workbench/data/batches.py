@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 import torch.nn.functional as F
 
-from dropmax.errors import InvalidValue, did_you_mean
+from dropmax.errors import InvalidValue, check_choice
 from dropmax.workbench.data.dataset import Split
 
 __all__ = ["Augment", "Batches", "crop_and_flip", "normalise"]
@@ -107,10 +107,7 @@ class Batches:
         world_size: int = 1,
     ) -> None:
         choices = get_args(Augment)
-        if augment not in choices:
-            raise InvalidValue(
-                f"unknown augment {augment!r}:{did_you_mean(augment, choices)} It is one of {', '.join(choices)}"
-            )
+        check_choice("augment", augment, choices)
         if batch_size < 1:
             raise InvalidValue(f"batch_size must be at least 1, not {batch_size}")
         if not 0 <= rank < world_size:

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from dropmax.errors import DataError, did_you_mean
+from dropmax.errors import DataError, unknown
 from dropmax.workbench.data.mnist import FILES as MNIST_FILES
 from dropmax.workbench.data.mnist import find_mnist
 
@@ -202,9 +202,7 @@ def source_of(name: str) -> str | None:
     ('mnist', None)
     """
     if name not in NAMES:
-        raise DataError(
-            f"unknown data set {name!r}:{did_you_mean(name.lower(), NAMES)} The names are {', '.join(NAMES)}"
-        )
+        raise DataError(unknown("data set", name, NAMES))
     return NAMES[name].source
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from dropmax.errors import DataError
 from dropmax.workbench.data.catalogue import SOURCES, Download, data_directory, find, source_of
 from dropmax.workbench.data.dataset import spell
-from dropmax.workbench.data.progress import progress
 from dropmax.workbench.data.unpacking import unpack
+from dropmax.workbench.progress import progress
 
 __all__ = ["download", "fetch"]
 

@@ -20,7 +20,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from dropmax.errors import DataError, InvalidValue
 from dropmax.workbench.data.catalogue import cache_directory
-from dropmax.workbench.data.progress import progress
+from dropmax.workbench.progress import progress
 
 __all__ = ["DEFAULT_IMAGE_SIZE", "SUFFIXES", "decode", "decoded", "has_too_many_passes", "stored_size"]
 

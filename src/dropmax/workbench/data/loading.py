@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dropmax.errors import DataError, InvalidValue, did_you_mean
+from dropmax.errors import DataError, InvalidValue, unknown
 from dropmax.workbench.data.catalogue import NAMES, data_directory, find, must_find, source_of
 from dropmax.workbench.data.cifar import read_cifar10, read_cifar100, refuse_pickles
 from dropmax.workbench.data.dataset import Dataset
@@ -47,7 +47,7 @@ def load(
     (torch.Size([1000, 1, 28, 28]), [100, 100, 100, 100, 100, 100, 100, 100, 100, 100])
     >>> load("cifar10")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    dropmax.errors.DataError: unknown data set 'cifar10': did you mean 'cifar-10'? The names are mnist-1k, ...
+    dropmax.errors.DataError: unknown data set 'cifar10': did you mean 'cifar-10'? Valid are mnist-1k, ...
     """
     name = os.fspath(name_or_path)
     path = Path(name).expanduser()
@@ -109,10 +109,7 @@ def _read_path(name: str, path: Path, image_size: int | None, label_column: str)
     if not os.path.exists(path):
         if path.suffix.lower() in readers or len(path.parts) > 1:
             raise DataError(f"{path} does not exist: give the path of {_READABLE}, or one of {', '.join(NAMES)}")
-        raise DataError(
-            f"unknown data set {name!r}:{did_you_mean(name.lower(), NAMES)} The names are {', '.join(NAMES)}; "
-            f"anything else must be the path of {_READABLE}"
-        )
+        raise DataError(unknown("data set", name, NAMES, f"anything else must be the path of {_READABLE}"))
     from dropmax.workbench.data.tables import read_csv, read_npz, read_parquet
 
     if path.suffix.lower() == ".npz":

@@ -295,7 +295,7 @@ def _label_position(path: Path, header: list[str], label_column: str) -> int:
     if label_column not in header:
         raise DataError(
             f"{path} has no column {label_column!r} for the labels:{did_you_mean(label_column, header)} "
-            f"Its columns are {spell(header)}; name the right one with label_column"
+            f"Its columns are {spell(header)}; name the right one with --label-column (label_column)"
         )
     if len(header) < 2:
         raise DataError(f"{path} has only the label column, and no features")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dropmax.errors import InvalidType, InvalidValue, RunError, did_you_mean
+from dropmax.errors import InvalidType, InvalidValue, RunError, did_you_mean, unknown
 from dropmax.workbench.networks.lenet import LeNet
 from dropmax.workbench.networks.mlp import MLP
 from dropmax.workbench.networks.resnet import CifarResNet, ResNet
@@ -62,7 +62,7 @@ def make_network(name: str, input_shape: Sequence[int], **options: Any) -> nn.Mo
     500
     >>> make_network("lenett", (1, 28, 28))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    dropmax.errors.InvalidValue: unknown network 'lenett': did you mean 'lenet'? The networks are tutorial-cnn, ...
+    dropmax.errors.InvalidValue: unknown network 'lenett': did you mean 'lenet'? Valid are tutorial-cnn, ...
     """
     if not isinstance(name, str):
         raise InvalidType(f"a network is named by a string, such as 'lenet', got {name!r}")
@@ -72,10 +72,7 @@ def make_network(name: str, input_shape: Sequence[int], **options: Any) -> nn.Mo
         network.out_features = feature_size(network, shape)  # type: ignore[assignment]  # a plain int attribute
         return network
     if name not in NETWORKS:
-        raise InvalidValue(
-            f"unknown network {name!r}:{did_you_mean(name, NETWORKS)} The networks are {', '.join(NETWORKS)}, "
-            "or your own as package.module:ClassName"
-        )
+        raise InvalidValue(unknown("network", name, NETWORKS, "your own is package.module:Class or ./file.py:Class"))
     return _construct(name, NETWORKS[name], shape, options)
 
 
@@ -184,10 +181,7 @@ def _construct(name: str, spec: NetworkSpec, input_shape: tuple[int, ...], optio
         if option in arguments:
             raise InvalidValue(f"network {name!r} settles {option} at {arguments[option]!r}; leave the option out")
         if option not in free and not takes_any:
-            listed = f"Its options are {', '.join(free)}" if free else "It has no options"
-            raise InvalidValue(
-                f"unknown option {option!r} of network {name!r}:{did_you_mean(option, free)} {listed}".rstrip()
-            )
+            raise InvalidValue(unknown(f"option of network {name!r}", option, free))
     needed = [key for key in free if parameters[key].default is inspect.Parameter.empty and key not in options]
     if needed:
         raise InvalidValue(f"network {name!r} needs the option{'s' * (len(needed) > 1)} {', '.join(needed)}")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dropmax.errors import InvalidValue, did_you_mean
+from dropmax.errors import InvalidValue, check_choice
 from dropmax.workbench.networks import initialise
 from dropmax.workbench.networks.shapes import check_image_shape, check_sizes
 
@@ -176,8 +176,7 @@ class ResNet(nn.Module):
         widths = check_sizes("widths", widths)
         if len(widths) != 4:
             raise InvalidValue(f"a ResNet has four stages and so four widths, got {widths}")
-        if stem not in STEMS:
-            raise InvalidValue(f"unknown stem {stem!r}:{did_you_mean(stem, STEMS)} It is one of {', '.join(STEMS)}")
+        check_choice("stem", stem, STEMS)
         self.pool: nn.Module
         if stem == "7x7":
             self.conv = nn.Conv2d(channels, widths[0], 7, stride=2, padding=3, bias=False)

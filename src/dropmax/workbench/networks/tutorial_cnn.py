@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dropmax.errors import InvalidValue, did_you_mean
+from dropmax.errors import check_choice
 from dropmax.workbench.networks import initialise
 from dropmax.workbench.networks.shapes import check_image_shape, check_input, check_probability, check_sizes
 
@@ -54,8 +54,7 @@ class TutorialCNN(nn.Module):
         super().__init__()
         self.input_shape = channels, height, width = check_image_shape("TutorialCNN", input_shape)
         (self.out_features,) = check_sizes("hidden", [hidden])
-        if init not in INITS:
-            raise InvalidValue(f"unknown init {init!r}:{did_you_mean(init, INITS)} It is one of {', '.join(INITS)}")
+        check_choice("init", init, INITS)
         pooled_twice = -(-height // 4) * -(-width // 4)  # rounding up twice by 2 is rounding up once by 4
         self.conv1 = nn.Conv2d(channels, 32, 5, padding=2)
         self.conv2 = nn.Conv2d(32, 64, 5, padding=2)

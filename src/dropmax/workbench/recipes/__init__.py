@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from dropmax.errors import InvalidType, InvalidValue, did_you_mean
+from dropmax.errors import InvalidType, InvalidValue, unknown
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -170,17 +170,12 @@ def find_recipe(data: str, variant: str | None = None) -> str:
     variants = [name.split(".", 1)[1] for name in names if name.split(".", 1)[0] == data]
     if not variants:
         known = sorted({name.split(".")[0] for name in names if not name.startswith("own-")})
-        raise InvalidValue(
-            f"there is no recipe for {data!r}:{did_you_mean(data, known)} There are recipes for {', '.join(known)}; "
-            "for your own data, give the path of a folder or file"
-        )
+        raise InvalidValue(unknown("data set", data, known, "for your own data, give the path of a folder or file"))
     if variant is None:
         usual = next((name for name in ("released", "paper", "small") if name in variants), variants[0])
         return f"{data}.{usual}"
     if variant not in variants:
-        raise InvalidValue(
-            f"{data} has no recipe {variant!r}:{did_you_mean(variant, variants)} It has {', '.join(variants)}"
-        )
+        raise InvalidValue(unknown(f"recipe for {data}", variant, variants))
     return f"{data}.{variant}"
 
 
@@ -251,10 +246,7 @@ def recipe_from_dict(tables: Mapping[str, Any], source: str) -> Recipe:
     known = ("data", "network", "head", "training", "heads")
     for table, values in tables.items():
         if table not in known:
-            raise InvalidValue(
-                f"{source}: unknown table [{table}]:{did_you_mean(table, known)} Tables are data, "
-                "network, head, training"
-            )
+            raise InvalidValue(f"{source}: {unknown('table', table, known)}")
         if not isinstance(values, Mapping):
             raise InvalidType(f"{source}: [{table}] must be a table, got {values!r}")
     for table in ("data", "network", "head"):
@@ -296,9 +288,7 @@ def _fill(cls: type[Any], values: Mapping[str, Any], table: str, source: str) ->
     filled = {}
     for key, value in values.items():
         if key not in hints:
-            raise InvalidValue(
-                f"{source}: unknown key {table}.{key}:{did_you_mean(key, hints)} Keys are {', '.join(hints)}"
-            )
+            raise InvalidValue(f"{source}: {unknown(f'key of [{table}]', key, hints)}")
         filled[key] = _coerce(hints[key], value, f"{source}: {table}.{key}")
     return cls(**filled)
 
@@ -329,9 +319,7 @@ def _check(recipe: Recipe, source: str) -> None:
     ]
     for name, value, valid in choices:
         if value not in valid:
-            raise InvalidValue(
-                f"{source}: unknown {name} {value!r}:{did_you_mean(value, valid)} It is one of {', '.join(valid)}"
-            )
+            raise InvalidValue(f"{source}: {unknown(name, value, valid)}")
     for name, number, least in [
         ("training.epochs", training.epochs, 1),
         ("training.batch_size", training.batch_size, 1),

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from dropmax.workbench.data import progress as module
-from dropmax.workbench.data.progress import progress
+from dropmax.workbench import progress as module
+from dropmax.workbench.progress import progress
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,137 @@
+"""Progress of long work on standard error: live on a terminal, a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Protocol
+
+from dropmax.workbench.terminal import printable
+
+__all__ = ["Advance", "Status", "progress"]
+
+_SECONDS_BETWEEN_LINES = 5.0
+
+
+class Advance(Protocol):
+    """What :func:`progress` yields: call it with the units done since the last call, and what to say beside them."""
+
+    def __call__(self, step: int, note: str = "", /) -> None:
+        """Show that ``step`` more units are done."""
+
+
+@contextmanager
+def progress(
+    title: str, total: int | None, unit: str, done: int = 0, *, seconds: float | None = None, quiet: bool = False
+) -> Iterator[Advance]:
+    """Show the progress of ``total`` units, "bytes" or things by name; yields a function to call with each advance.
+
+    Args:
+        title: what is being done.
+        total: how many units there are; None where nobody knows.
+        unit: what is counted. "bytes" are shown as megabytes.
+        done: units that were done before.
+        seconds: the least time between two lines where there is no terminal; 5 by default.
+        quiet: show nothing.
+
+    >>> with progress("counting", 3, "sheep") as advance:
+    ...     advance(3, "all of them")
+    """
+    title = printable(title)
+    if quiet:
+        yield lambda step, note="", /: None
+    elif sys.stderr.isatty():
+        with _bar(title, total, unit, done) as advance:
+            yield advance
+    else:
+        yield _lines(title, total, unit, done, _SECONDS_BETWEEN_LINES if seconds is None else seconds)
+
+
+@contextmanager
+def _bar(title: str, total: int | None, unit: str, done: int) -> Iterator[Advance]:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    amount: list[ProgressColumn] = (
+        [DownloadColumn(), TransferSpeedColumn()] if unit == "bytes" else [MofNCompleteColumn(), TextColumn(unit)]
+    )
+    columns: list[ProgressColumn] = [TextColumn("{task.description}", markup=False), BarColumn(20), *amount]
+    columns += [TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False)]
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        task = bars.add_task(title, total=total, completed=done, note="")
+        yield lambda step, note="", /: bars.update(task, advance=step, note=note)
+
+
+def _lines(title: str, total: int | None, unit: str, done: int, seconds: float) -> Advance:
+    start = printed = time.monotonic()
+    first, count = done, done
+
+    def advance(step: int, note: str = "", /) -> None:
+        nonlocal count, printed
+        count += step
+        now = time.monotonic()
+        if now - printed < seconds:
+            return
+        printed = now
+        rate = (count - first) / max(now - start, 1e-9)
+        amount = f"{count / 1e6:,.0f} MB, {rate / 1e6:.1f} MB/s" if unit == "bytes" else f"{count:,} {unit}"
+        left = f", {100 * count / total:.0f} %, {(total - count) / rate:,.0f} s left" if total and rate else ""
+        print(f"{title}: {amount}{left}{', ' * bool(note)}{note}", file=sys.stderr, flush=True)
+
+    return advance
+
+
+class Status:
+    """Several lines that change: rewritten in place on a terminal, the first three joined every ``seconds`` elsewhere.
+
+    Args:
+        seconds: the least time between two lines where there is no terminal.
+        quiet: show nothing.
+
+    >>> with Status(seconds=30) as status:
+    ...     status.show(lambda: ["2 of 10 runs done", "softmax: epoch 3 of 40"])
+    """
+
+    def __init__(self, seconds: float, *, quiet: bool = False) -> None:
+        self.seconds, self.quiet = seconds, quiet
+        self.printed = time.monotonic()
+        self._live: Any = None
+
+    def __enter__(self) -> Status:
+        if not self.quiet and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(console=Console(stderr=True), refresh_per_second=2, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, lines: Callable[[], Sequence[str]]) -> None:
+        """Show the lines that ``lines`` returns; it is called only when something is about to be shown."""
+        if self.quiet:
+            return
+        if self._live is not None:
+            from rich.text import Text
+
+            self._live.update(Text("\n  ".join(map(printable, lines()))))
+        elif time.monotonic() - self.printed >= self.seconds:
+            self.printed = time.monotonic()
+            print("; ".join(map(printable, lines()[:3])), file=sys.stderr, flush=True)
