@@ -22,7 +22,7 @@ from typing import Any
 __all__ = ["CORE", "EXTRAS", "Extra", "Problem", "Report", "examine"]
 
 #: The packages dropmax cannot do without.
-CORE = ("torch", "numpy", "safetensors", "typer", "pillow")
+CORE = ("torch", "numpy", "safetensors", "typer", "pillow", "filelock")
 
 #: For each extra of the package: the distributions it brings, and what for.
 EXTRAS = {
