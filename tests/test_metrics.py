@@ -223,9 +223,9 @@ ALL_METRICS: list[Callable[[Tensor, Tensor], object]] = [
     [
         (good[:0], label[:0], InvalidValue, r"nothing to measure: probs has shape \(0, 2\)"),
         (good[:, :0], label, InvalidValue, r"nothing to measure: probs has shape \(2, 0\)"),
-        (good, label[:1], InvalidValue, r"got \(2, 2\) and \(1,\)"),
-        (good[0], label, InvalidValue, r"got \(2,\) and \(2,\)"),
-        (good, label[:, None], InvalidValue, r"got \(2, 2\) and \(2, 1\)"),
+        (good, label[:1], InvalidValue, r"one label for each of the 2 rows, got shape \(1,\)"),
+        (good[0], label, InvalidValue, r"shape \(N, K\), got \(2,\)"),
+        (good, label[:, None], InvalidValue, r"one label for each of the 2 rows, got shape \(2, 1\)"),
         (torch.tensor([[0.5, 0.5], [math.nan, 0.1]]), label, InvalidValue, r"probs\[1, 0\] = nan is not finite"),
         (torch.tensor([[0.5, math.inf], [0.9, 0.1]]), label, InvalidValue, r"probs\[0, 1\] = inf is not finite"),
         (torch.tensor([[1.5, -0.5], [0.9, 0.1]]), label, InvalidValue, r"probs\[0, 1\] = -0.5 is negative: are these"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dropmax import _moved
 
 if TYPE_CHECKING:
-    from dropmax import exact, functional
+    from dropmax import calibration, exact, functional
     from dropmax.classifier import Classifier, replace_head
     from dropmax.errors import DropMaxError
     from dropmax.heads import (
@@ -50,6 +50,7 @@ __all__ = [
     "SampledSoftmax",
     "Softmax",
     "Sparsemax",
+    "calibration",
     "exact",
     "features_of",
     "functional",
@@ -70,7 +71,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("exact", "functional") or f"dropmax.{name}" in _moved.MOVED:
+    if name in ("calibration", "exact", "functional") or f"dropmax.{name}" in _moved.MOVED:
         return import_module(f"dropmax.{name}")
     if name in __all__:
         return getattr(import_module(f"dropmax.{_MODULES.get(name, 'heads')}"), name)

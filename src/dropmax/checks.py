@@ -215,3 +215,55 @@ def check_class_weight(
     if not bool(torch.isfinite(result).all() and (result >= 0).all()):
         raise InvalidValue(f"class_weight must be finite and not negative, got {result.tolist()}")
     return result
+
+
+def check_probs(probs: Tensor) -> Tensor:
+    """Return probabilities (N, K) in float64 on the CPU; refuse rows that are empty, not finite or do not sum to 1.
+
+    >>> check_probs(torch.tensor([[0.25, 0.75]]))
+    tensor([[0.2500, 0.7500]], dtype=torch.float64)
+    """
+    if not isinstance(probs, Tensor):
+        raise InvalidType(f"probs must be a torch.Tensor, got {type(probs).__name__}: use torch.as_tensor")
+    if not probs.is_floating_point():
+        raise InvalidType(f"probs must hold floating-point probabilities, got {probs.dtype}")
+    if probs.ndim != 2:
+        raise InvalidValue(f"probs must have shape (N, K), got {tuple(probs.shape)}")
+    if probs.numel() == 0:
+        raise InvalidValue(f"there is nothing to measure: probs has shape {tuple(probs.shape)}")
+    # 16-bit probabilities are rounded to 2 or 3 digits each, so their rows sum to one only as well as that.
+    tolerance = 1e-2 if probs.dtype.itemsize < 4 else 1e-4
+    probs = probs.detach().cpu().double()
+    for bad, what in ((~probs.isfinite(), "is not finite"), (probs < 0, "is negative")):
+        if bad.any():
+            row, column = (int(i) for i in bad.nonzero()[0])
+            hint = ": are these logits? Take their softmax first" if what == "is negative" else ""
+            raise InvalidValue(f"probs[{row}, {column}] = {float(probs[row, column]):g} {what}{hint}")
+    off = (probs.sum(1) - 1).abs() > tolerance
+    if off.any():
+        row = int(off.nonzero()[0])
+        raise InvalidValue(f"row {row} of probs sums to {float(probs[row].sum()):g}, not 1: take a softmax first")
+    return probs
+
+
+def check_labels(target: Tensor, rows: int, num_classes: int) -> Tensor:
+    """Return one class index per row as int64 on the CPU, or refuse the labels: wrong dtype, shape or range.
+
+    >>> check_labels(torch.tensor([0, 2]), 2, 3)
+    tensor([0, 2])
+    """
+    if not isinstance(target, Tensor):
+        raise InvalidType(f"target must be a torch.Tensor, got {type(target).__name__}: use torch.as_tensor")
+    if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
+        raise InvalidType(f"target must hold integer class labels, got {target.dtype}")
+    if tuple(target.shape) != (rows,):
+        raise InvalidValue(f"target must hold one label for each of the {rows} rows, got shape {tuple(target.shape)}")
+    target = target.detach().cpu().long()
+    outside = (target < 0) | (target >= num_classes)
+    if outside.any():
+        row = int(outside.nonzero()[0])
+        raise InvalidValue(
+            f"target[{row}] = {int(target[row])} is no class: with {num_classes} classes labels are "
+            f"0 to {num_classes - 1}"
+        )
+    return target

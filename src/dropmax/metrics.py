@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dropmax.checks import check_labels, check_probs
 from dropmax.errors import InvalidType, InvalidValue
 
 __all__ = [
@@ -351,36 +352,5 @@ def _mean(condition: Tensor) -> float:
 
 def _checked(probs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Return probs in float64 and target in int64, on the CPU, having checked that they are what they should be."""
-    for name, value in (("probs", probs), ("target", target)):
-        if not isinstance(value, Tensor):
-            raise InvalidType(f"{name} must be a torch.Tensor, got {type(value).__name__}: use torch.as_tensor")
-    if not probs.is_floating_point():
-        raise InvalidType(f"probs must hold floating-point probabilities, got {probs.dtype}")
-    if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
-        raise InvalidType(f"target must hold integer class labels, got {target.dtype}")
-    if probs.ndim != 2 or target.ndim != 1 or len(probs) != len(target):
-        raise InvalidValue(
-            f"probs must have shape (N, K) and target (N,), got {tuple(probs.shape)} and {tuple(target.shape)}"
-        )
-    if probs.numel() == 0:
-        raise InvalidValue(f"there is nothing to measure: probs has shape {tuple(probs.shape)}")
-    # 16-bit probabilities are rounded to 2 or 3 digits each, so their rows sum to one only as well as that.
-    tolerance = 1e-2 if probs.dtype.itemsize < 4 else 1e-4
-    probs, target = probs.detach().cpu().double(), target.detach().cpu().long()
-    for bad, what in ((~probs.isfinite(), "is not finite"), (probs < 0, "is negative")):
-        if bad.any():
-            row, column = (int(i) for i in bad.nonzero()[0])
-            hint = ": are these logits? Take their softmax first" if what == "is negative" else ""
-            raise InvalidValue(f"probs[{row}, {column}] = {float(probs[row, column]):g} {what}{hint}")
-    off = (probs.sum(1) - 1).abs() > tolerance
-    if off.any():
-        row = int(off.nonzero()[0])
-        raise InvalidValue(f"row {row} of probs sums to {float(probs[row].sum()):g}, not 1: take a softmax first")
-    outside = (target < 0) | (target >= probs.shape[1])
-    if outside.any():
-        row = int(outside.nonzero()[0])
-        raise InvalidValue(
-            f"target[{row}] = {int(target[row])} is no class: with {probs.shape[1]} classes labels are "
-            f"0 to {probs.shape[1] - 1}"
-        )
-    return probs, target
+    probs = check_probs(probs)
+    return probs, check_labels(target, *probs.shape)
