@@ -23,7 +23,6 @@ CAMPAIGNS: dict[str, str] = {
     "kills": "a killed run goes on and ends in the same bytes",
     "files": "a malformed file ends in success or in our own error, in bounded time and memory",
     "hostile": "a hostile file runs nothing and writes nothing",
-    "attack": "the explorer answers or refuses whatever is sent to it, and goes on serving others",
     "numerics": "finite input gives finite output near the reference; other input is reported",
     "determinism": "the same seed gives the same bytes",
     "endurance": "memory and open files stay flat over hours",

@@ -31,7 +31,7 @@ def explore(
         from dropmax.lab.explorer import server
         from dropmax.lab.explorer.app import create_app
     except ImportError as error:
-        if (error.name or "").partition(".")[0] not in ("fastapi", "starlette", "uvicorn", "h11", "anyio"):
+        if (error.name or "").partition(".")[0] not in ("fastapi", "starlette", "uvicorn", "anyio"):
             raise
         raise MissingDependency.extra(error.name or "fastapi", "explore", "the explorer") from error
     from dropmax.lab.explorer import Explorer
@@ -48,12 +48,10 @@ def explore(
                 f"dropmax: warning: listening on {host}, everyone who can reach this machine can use the explorer",
                 file=sys.stderr,
             )
+        bound.listen()  # from here on the system queues connections until the server takes them
+        print(f"The explorer is at {place}  (Ctrl-C stops it)", flush=True)
+        if open_browser:
+            import webbrowser
 
-        def on_start() -> None:
-            print(f"The explorer is at {place}  (Ctrl-C stops it)", flush=True)
-            if open_browser:
-                import webbrowser
-
-                webbrowser.open(place)
-
-        server.serve(app, bound, on_start=on_start)
+            webbrowser.open(place)
+        server.serve(app, bound)

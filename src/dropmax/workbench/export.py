@@ -26,6 +26,7 @@ from dropmax.errors import DropMaxError, MissingDependency, RunError
 from dropmax.exact import portable
 from dropmax.heads.masked import MaskedHead
 from dropmax.workbench.data import normalise
+from dropmax.workbench.data.images import centre_crop
 from dropmax.workbench.files import write_atomically
 from dropmax.workbench.progress import progress
 from dropmax.workbench.provenance import commit
@@ -73,9 +74,7 @@ class Served(nn.Module):
     def forward(self, inputs: Tensor) -> dict[str, Tensor]:
         """Crop, normalise, and predict."""
         if self.window:
-            height, width = self.window
-            down, right = (inputs.shape[2] - height) // 2, (inputs.shape[3] - width) // 2
-            inputs = inputs[:, :, down : down + height, right : right + width]
+            inputs = centre_crop(inputs, *self.window)
         features = self.model.net(normalise(inputs, self.shift, self.scale))
         head = self.model.head
         answers = {"mean": head.predict_proba(features), "retain": head.retain_probs(features)}

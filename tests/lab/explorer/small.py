@@ -56,12 +56,11 @@ def running(app: Any) -> Iterator[tuple[str, int]]:
     """The application behind the real server, on a thread; yields its address."""
     from dropmax.lab.explorer import server
 
-    started = threading.Event()
     bound = server.bind("127.0.0.1", 0)
-    one = server.make_server(app, on_start=started.set)
+    bound.listen()
+    one = server.make_server(app)
     thread = threading.Thread(target=one.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()
-    assert started.wait(10)
     try:
         yield bound.getsockname()[:2]
     finally:

@@ -91,7 +91,7 @@ def test_other_machines_are_let_in_only_with_a_warning(run: Path, monkeypatch: p
 
     served: list[bool] = []
     monkeypatch.setattr(Explorer, "open", lambda *_, **__: make_explorer(examples=3))
-    monkeypatch.setattr(server, "serve", lambda app, bound, on_start: served.append(server.is_loopback(bound)))
+    monkeypatch.setattr(server, "serve", lambda app, bound: served.append(server.is_loopback(bound)))
     assert "warning: listening on 0.0.0.0" in explore(run, "--host", "0.0.0.0", "--port", 0)[2]
     assert explore(run, "--port", 0)[2] == ""
     assert served == [False, True]
@@ -105,7 +105,7 @@ def test_a_browser_is_opened_only_when_asked(run: Path, monkeypatch: pytest.Monk
 
     opened: list[str] = []
     monkeypatch.setattr(Explorer, "open", lambda *_, **__: make_explorer(examples=3))
-    monkeypatch.setattr(server, "serve", lambda app, bound, on_start: on_start())
+    monkeypatch.setattr(server, "serve", lambda app, bound: None)
     monkeypatch.setattr(webbrowser, "open", opened.append)
     out = explore(run, "--port", 0)[1] + explore(run, "--port", 0, "--no-browser")[1]
     assert out.count("The explorer is at http://127.0.0.1:") == 2

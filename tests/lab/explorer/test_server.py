@@ -1,12 +1,9 @@
-"""The real server on loopback: slow, endless and senseless connections, and a crowd."""
+"""The real server on loopback: slow and endless uploads, bytes that are not HTTP, and many clients at once."""
 
 from __future__ import annotations
 
-import contextlib
 import http.client
-import json
 import resource
-import select
 import socket
 import threading
 import time
@@ -27,9 +24,8 @@ POST = b"POST /api/try/%s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: applicati
 
 
 @pytest.fixture
-def place(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    """A server with less patience than the real one: the tests have less, too."""
-    monkeypatch.setattr(server, "SECONDS_OF_PATIENCE", 1.2)
+def place(explorer: Explorer) -> Iterator[Place]:
+    """A server that gives uploads less time than the real one, to keep the tests short."""
     with running(create_app(explorer, uploads=Uploads(seconds=0.6))) as found:
         yield found
 
@@ -84,70 +80,18 @@ def test_an_endless_upload_is_cut_off(place: Place) -> None:
     assert ask(place)[0] == 200
 
 
-@pytest.mark.parametrize(
-    "opening", [b"", b"GET /api/about HTTP/1.1\r\nHost: 127", POST % b"drawing" + b"Content-Length: 9\r\n\r\n1"]
-)
-def test_a_connection_that_gets_nowhere_is_closed(place: Place, opening: bytes) -> None:
-    started = time.monotonic()
-    talk(place, opening)
-    assert time.monotonic() - started < 5
-
-
-def test_a_flood_of_silent_connections_locks_nobody_out(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MOST_CONNECTIONS", 20)
-    with running(create_app(explorer)) as place:
-        kept = http.client.HTTPConnection(*place, timeout=20)
-        kept.request("GET", "/api/about")
-        assert kept.getresponse().read()
-        silent = [socket.create_connection(place, timeout=20) for _ in range(60)]
-        assert ask(place)[0] == 200
-        # Those that waited longest had to go: the first 40 or so, and nobody who has just come.
-        for connection in silent[:38]:
-            with contextlib.suppress(ConnectionResetError):
-                assert connection.recv(1) == b""
-        silent[-1].sendall(b"GET /api/about HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
-        assert silent[-1].recv(15) == b"HTTP/1.1 200 OK"
-        for connection in (*silent, kept):
-            connection.close()
-
-
-def test_whoever_is_being_answered_is_not_cut_for_a_newcomer(
+def test_more_connections_than_allowed_are_told_to_come_back(
     explorer: Explorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "MOST_CONNECTIONS", 5)
-    with running(create_app(explorer)) as place, socket.create_connection(place, timeout=20) as busy:
-        content = drawing().tobytes()
-        busy.sendall(
-            POST % b"drawing" + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(content) + content[:9]
-        )
-        ask(place)  # by now the server has begun to read the drawing
-        silent = [socket.create_connection(place, timeout=20) for _ in range(20)]
-        ask(place)
-        busy.sendall(content[9:])
-        assert busy.recv(15) == b"HTTP/1.1 200 OK"
+    monkeypatch.setattr(server, "MOST_AT_ONCE", 5)
+    with running(create_app(explorer)) as place:
+        silent = [socket.create_connection(place, timeout=20) for _ in range(8)]
+        assert ask(place)[0] == 503
         for connection in silent:
             connection.close()
-
-
-def test_patience_ends_when_it_is_said_to(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "SECONDS_OF_PATIENCE", 2.0)
-    with running(create_app(explorer)) as place:
-        started = time.monotonic()
-        talk(place, b"GET /api/about HTTP/1.1\r\nHost: 127")
-        assert 1.9 < time.monotonic() - started < 3.9
-
-
-def test_a_reader_that_does_not_read_is_closed(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "SECONDS_OF_PATIENCE", 0.5)
-    with running(create_app(explorer)) as place, socket.socket() as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.connect(place)
-        # Pipelined, and none of the answers is ever fetched.
-        connection.sendall(b"GET /static/style.css HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 1000)
-        watch = select.poll()
-        watch.register(connection, 0)  # hanging up is always told
-        assert watch.poll(10_000), "the connection is still open"
-        assert ask(place)[0] == 200
+        until = time.monotonic() + 5
+        while ask(place)[0] != 200:
+            assert time.monotonic() < until, "the server still refuses after the connections were closed"
 
 
 def test_a_connection_that_rests_between_requests_is_kept(place: Place) -> None:
@@ -173,15 +117,13 @@ def test_a_connection_that_rests_between_requests_is_kept(place: Place) -> None:
     ],
     ids=["tls", "words", "two-hosts", "no-host", "long-header", "bad-chunk", "negative-length", "bad-chunk-to-get"],
 )
-def test_what_is_no_http_gets_a_polite_400(place: Place, nonsense: bytes, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_http_gets_a_400(place: Place, nonsense: bytes, capfd: pytest.CaptureFixture[str]) -> None:
     answer = talk(place, nonsense)
     if answer:  # a long header may be cut off before the answer can be read
-        head, _, body = answer.partition(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 4")
-        assert b"content-security-policy" in head
-        assert list(json.loads(body)) == ["error"]
+        assert answer.startswith(b"HTTP/1.1 4")
+        assert b"Traceback" not in answer
     assert ask(place)[0] == 200
-    assert capfd.readouterr().err == ""  # a stranger's mistake is no news for whoever runs the server
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_fifty_clients_at_once_are_all_served(explorer: Explorer) -> None:

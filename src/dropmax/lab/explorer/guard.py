@@ -13,9 +13,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 __all__ = ["Guard", "allowed_host", "same_origin"]
 
-#: Requests at work at once; beyond it newcomers are asked to come back.
-MOST_REQUESTS = 256
-
 HEADERS = {
     # The page is files of our own and nothing else: no inline code, no eval, no other site, no frame around it.
     "content-security-policy": (
@@ -36,10 +33,10 @@ _HOST = re.compile(r"(?:\[(?P<six>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::\d{1
 class Guard:
     """ASGI middleware around the explorer for a server bound to the address ``bound``.
 
-    A page of another site could have its own name point to 127.0.0.1 and then read this server (DNS rebinding): so
-    the name asked for must be one that only we answer to. Such a page could also post to it or include its data: so
-    all but the page itself must be asked for by a page of ours. Programs that send no Origin, like curl, are no
-    browsers and may ask.
+    A page of another site could point its own name at 127.0.0.1 and then read this server (DNS rebinding), so the
+    Host header must be a name that only this server answers to. Such a page could also post to the server or include
+    its data, so every address but the page itself must be requested by the explorer's own page. Programs that send
+    no Origin, such as curl, are not browsers and may ask.
 
     >>> async def app(scope, receive, send): ...
     >>> Guard(app, bound="127.0.0.1").bound
@@ -48,7 +45,6 @@ class Guard:
 
     def __init__(self, app: ASGIApp, bound: str) -> None:
         self.app, self.bound = app, bound
-        self.at_work = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse the request, or hand it on and let nothing but polite answers out."""
@@ -68,23 +64,13 @@ class Guard:
             await send(message)
 
         refusal = self._refusal(scope)
-        self.at_work += 1
         try:
-            if refusal is not None:
-                await refusal(scope, receive, send_with_headers)
-            elif self.at_work > MOST_REQUESTS:
-                await polite(503, "The explorer is busy: please try again in a moment.")(
-                    scope, receive, send_with_headers
-                )
-            else:
-                await self.app(scope, receive, send_with_headers)
+            await (refusal or self.app)(scope, receive, send_with_headers)
         except Exception as error:
             # A bug of ours. One line for whoever runs the server, nothing about our insides for whoever asked.
             print(f"dropmax explore: {scope['method']} {scope['path']!r}: {error!r}", file=sys.stderr, flush=True)
             if not started:
                 await polite(500, "Something went wrong here; the explorer goes on.")(scope, receive, send_with_headers)
-        finally:
-            self.at_work -= 1
 
     def _refusal(self, scope: Scope) -> JSONResponse | None:
         headers = Headers(scope=scope)

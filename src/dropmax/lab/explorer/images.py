@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dropmax.errors import DataError
 from dropmax.lab.explorer.handwriting import as_mnist
-from dropmax.workbench.data.images import _rgb, has_too_many_passes
+from dropmax.workbench.data.images import as_input, has_too_many_passes, square, to_rgb
 
 __all__ = ["FORMATS", "MOST_BYTES", "MOST_PIXELS", "as_digit", "as_trained", "open_upload", "png"]
 
@@ -58,23 +58,11 @@ def as_trained(image: Image.Image, input_shape: tuple[int, ...], stored_size: in
     >>> as_trained(open_upload(buffer.getvalue()), (3, 64, 64), 72)[:, 32, 32]
     tensor([255,   0,   0], dtype=torch.uint8)
     """
-    channels, height, width = input_shape
     try:
-        image.draft(None, (3 * stored_size, 3 * stored_size))
-        ImageOps.exif_transpose(image, in_place=True)
-        image = _rgb(image)
-        side = min(image.size)
-        left, top = (image.width - side) // 2, (image.height - side) // 2
-        box = (left, top, left + side, top + side)
-        square = image.resize((stored_size, stored_size), Image.Resampling.BICUBIC, box, 3.0)
+        pixels = square(image, stored_size)
     except Exception:
         raise DataError("this image is damaged: its header is fine, its pixels are not") from None
-    pixels = torch.from_numpy(np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1)))
-    if channels == 1:
-        luma = torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)
-        pixels = (pixels * luma).sum(0, keepdim=True).round().to(torch.uint8)
-    down, right = (stored_size - height) // 2, (stored_size - width) // 2
-    return pixels[:, down : down + height, right : right + width]
+    return torch.from_numpy(np.ascontiguousarray(as_input(pixels, input_shape)))
 
 
 def as_digit(image: Image.Image) -> Tensor:
@@ -91,7 +79,7 @@ def as_digit(image: Image.Image) -> Tensor:
     try:
         image.draft("L", (560, 560))
         ImageOps.exif_transpose(image, in_place=True)
-        image = image.convert("RGBA") if image.has_transparency_data else _rgb(image)
+        image = image.convert("RGBA") if image.has_transparency_data else to_rgb(image)
         image.thumbnail((560, 560), Image.Resampling.BOX)
         if image.mode == "RGBA":
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)

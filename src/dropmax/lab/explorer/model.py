@@ -18,6 +18,7 @@ from dropmax.errors import DataError, RunError
 from dropmax.heads.masked import MaskedHead
 from dropmax.lab.explorer import images
 from dropmax.workbench.data import Split
+from dropmax.workbench.data.images import centre_crop
 from dropmax.workbench.evaluation import answer, confusable, predict
 from dropmax.workbench.progress import progress
 from dropmax.workbench.training import TrainedModel, load_data, load_model
@@ -298,11 +299,7 @@ class Explorer:
 
     def _input(self, index: int) -> Tensor:
         inputs = self.test.inputs[index]
-        if self.test.crop is None:
-            return inputs
-        _, height, width = self.test.input_shape
-        down, right = (inputs.shape[1] - height) // 2, (inputs.shape[2] - width) // 2
-        return inputs[:, down : down + height, right : right + width]
+        return inputs if self.test.crop is None else centre_crop(inputs, self.test.crop, self.test.crop)
 
     def _noisy(self, inputs: Tensor, levels: list[float] | tuple[float, ...], seed: int) -> Tensor:
         """Return the input with Gaussian noise, once a level: in units of the whole range of pixels, or of std."""

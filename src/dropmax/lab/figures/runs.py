@@ -21,6 +21,7 @@ from dropmax.functional import _wide
 from dropmax.heads import PAPER_OBJECTIVE, Head
 from dropmax.heads.masked import MaskedHead
 from dropmax.workbench.data import Dataset, Split
+from dropmax.workbench.data.images import centre_crop
 from dropmax.workbench.evaluation import Outputs, answer
 from dropmax.workbench.files import parse_json
 from dropmax.workbench.progress import progress
@@ -191,8 +192,7 @@ def picture(split: Split, index: int) -> NDArray[np.uint8]:
     """
     image = split.inputs[index]
     if split.crop is not None:
-        top, left = (image.shape[1] - split.crop) // 2, (image.shape[2] - split.crop) // 2
-        image = image[:, top : top + split.crop, left : left + split.crop]
+        image = centre_crop(image, split.crop, split.crop)
     found: NDArray[np.uint8] = (image[0] if len(image) == 1 else image.permute(1, 2, 0)).numpy()
     return found
 

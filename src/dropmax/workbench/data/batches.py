@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from dropmax.errors import InvalidValue, check_choice
 from dropmax.workbench.data.dataset import Split
+from dropmax.workbench.data.images import centre_crop
 
 __all__ = ["Augment", "Batches", "crop_and_flip", "normalise"]
 
@@ -170,8 +171,7 @@ class Batches:
     def _window(self, images: torch.Tensor, places: list[torch.Tensor]) -> torch.Tensor:
         _, height, width = self.split.input_shape
         if self.augment != "resize-crop-flip":
-            down, right = (images.shape[2] - height) // 2, (images.shape[3] - width) // 2
-            images = images[:, :, down : down + height, right : right + width]
+            images = centre_crop(images, height, width)
         if self.augment == "none":
             return images
         if self.augment == "crop-flip":

@@ -22,7 +22,17 @@ from dropmax.errors import DataError, InvalidValue
 from dropmax.workbench.data.catalogue import cache_directory
 from dropmax.workbench.progress import progress
 
-__all__ = ["DEFAULT_IMAGE_SIZE", "SUFFIXES", "decode", "decoded", "has_too_many_passes", "stored_size"]
+__all__ = [
+    "DEFAULT_IMAGE_SIZE",
+    "SUFFIXES",
+    "as_input",
+    "centre_crop",
+    "decode",
+    "decoded",
+    "has_too_many_passes",
+    "square",
+    "stored_size",
+]
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 DEFAULT_IMAGE_SIZE = 64
@@ -62,17 +72,51 @@ def decode(path: Path, size: int) -> NDArray[np.uint8]:
                 path.read_bytes(), opened.width * opened.height
             ):
                 raise DataError(f"{path} asks for more passes over its pixels than any sound JPEG does")
-            opened.draft(None, (3 * size, 3 * size))  # JPEG only: skips detail far below what is kept
-            ImageOps.exif_transpose(opened, in_place=True)
-            image = _rgb(opened)
-        side = min(image.size)
-        left, top = (image.width - side) // 2, (image.height - side) // 2
-        square = image.resize((size, size), Image.Resampling.BICUBIC, (left, top, left + side, top + side), 3.0)
-        return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
+            return square(opened, size)
     except DataError:
         raise
     except Exception as error:  # Pillow raises almost anything on a damaged file, and all of it means the same
         raise DataError(f"{path} is not an image that can be read: {error}") from error
+
+
+def square(opened: Image.Image, size: int) -> NDArray[np.uint8]:
+    """Return an opened image as uint8 (3, size, size), upright and in RGB, scaled and cut to its centre square.
+
+    >>> square(Image.new("RGB", (40, 20), "red"), 8)[:, 4, 4]
+    array([255,   0,   0], dtype=uint8)
+    """
+    opened.draft(None, (3 * size, 3 * size))  # JPEG only: skips detail far below what is kept
+    ImageOps.exif_transpose(opened, in_place=True)
+    image = to_rgb(opened)
+    side = min(image.size)
+    left, top = (image.width - side) // 2, (image.height - side) // 2
+    cut = image.resize((size, size), Image.Resampling.BICUBIC, (left, top, left + side, top + side), 3.0)
+    return np.ascontiguousarray(np.asarray(cut).transpose(2, 0, 1))
+
+
+def as_input(pixels: NDArray[np.uint8], input_shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """Return a decoded square (3, size, size) as the input (C, H, W) of a network: grey for C = 1, and cropped.
+
+    >>> as_input(np.full((3, 72, 72), 9, np.uint8), (1, 64, 64)).shape
+    (1, 64, 64)
+    """
+    channels, height, width = input_shape
+    if channels == 1:
+        luma = np.array([0.299, 0.587, 0.114], np.float32).reshape(3, 1, 1)
+        pixels = np.rint((pixels * luma).sum(0, keepdims=True)).astype(np.uint8)
+    cropped: NDArray[np.uint8] = centre_crop(pixels, height, width)
+    return cropped
+
+
+def centre_crop(images: Any, height: int, width: int) -> Any:
+    """Return the middle (..., height, width) of arrays or tensors (..., H, W).
+
+    >>> centre_crop(np.arange(16).reshape(4, 4), 2, 2)
+    array([[ 5,  6],
+           [ 9, 10]])
+    """
+    top, left = (images.shape[-2] - height) // 2, (images.shape[-1] - width) // 2
+    return images[..., top : top + height, left : left + width]
 
 
 def open_header(path: Path) -> Image.Image:
@@ -121,7 +165,8 @@ _LARGE = threading.Lock()
 _MANY_PIXELS = 1 << 24
 
 
-def _rgb(image: Image.Image) -> Image.Image:
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Return an image as RGB without transparency; 16-bit grey is cut to 8 bits."""
     if image.mode.startswith("I"):  # 16-bit grey; Pillow's own conversion would clip it at 255 instead of scaling
         grey = np.empty((image.height, image.width), np.uint8)
         for top in range(0, image.height, 256):  # strip by strip: the whole would be held thrice

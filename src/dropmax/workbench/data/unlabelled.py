@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from dropmax.errors import DataError
-from dropmax.workbench.data.images import SUFFIXES, decode
+from dropmax.workbench.data.images import SUFFIXES, as_input, decode
 from dropmax.workbench.data.tables import read_features
 
 __all__ = ["find_inputs", "read_inputs"]
@@ -72,14 +72,5 @@ def read_inputs(
             images.append(file)
     for start in range(0, len(images), batch_size):
         chunk = images[start : start + batch_size]
-        yield [str(file) for file in chunk], torch.stack([_image(file, input_shape, stored_size) for file in chunk])
-
-
-def _image(file: Path, input_shape: tuple[int, ...], stored_size: int) -> torch.Tensor:
-    channels, height, width = input_shape
-    image = torch.from_numpy(decode(file, stored_size))
-    if channels == 1:
-        luma = torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)
-        image = (image * luma).sum(0, keepdim=True).round().to(torch.uint8)
-    down, right = (stored_size - height) // 2, (stored_size - width) // 2
-    return image[:, down : down + height, right : right + width]
+        pixels = np.stack([as_input(decode(file, stored_size), input_shape) for file in chunk])
+        yield [str(file) for file in chunk], torch.from_numpy(pixels)
