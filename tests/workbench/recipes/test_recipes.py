@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from dropmax.errors import DropMaxError
 from dropmax.heads import HEADS, PAPER_OBJECTIVE, make_head
 from dropmax.workbench.networks import make_network
 from dropmax.workbench.recipes import TrainingOptions, load_recipe, parse_override, recipe_names
+from dropmax.workbench.training import load_data, load_model, train
+from dropmax.workbench.training.trained import build
 
 NAMES = recipe_names()
 
@@ -45,6 +49,28 @@ def test_the_schedules_of_appendix_c() -> None:
         assert {epoch: training.learning_rate_at(epoch) for epoch in at} == at
     assert load_recipe("cub").training.weight_decay == 1e-3
     assert load_recipe("mnist-1k", "released").training.decay_exempt == ("theta", "phi")
+
+
+@pytest.mark.parametrize(("variant", "bias"), [("paper", 0.1), ("released", 0.0)])
+@pytest.mark.parametrize("data", ["mnist-1k", "mnist-5k", "mnist-55k"])
+def test_heads_start_and_pixels_are_scaled_as_in_the_recipes_source(data: str, variant: str, bias: float) -> None:
+    recipe = load_recipe(data, variant)
+    model = build(recipe, (1, 28, 28), 10)
+    layers = [layer for layer in model.modules() if isinstance(layer, (nn.Conv2d, nn.Linear))]
+    assert len(layers) == 6  # three of the network, three of the head
+    assert all(bool((layer.bias == torch.tensor(bias)).all()) for layer in layers)
+    assert recipe.data.standardise is False
+
+
+def test_pixels_that_are_not_standardised_reach_the_network_in_0_to_1(tmp_path: Path) -> None:
+    recipe = load_recipe("mnist-1k", "released").override({"training.epochs": 1, "data.train_size": 100})
+    data = load_data(recipe)
+    assert (data.mean, data.std) == ((0.0,), (1.0,))
+    standardised = load_data(recipe.override({"data.standardise": True}))
+    assert standardised.mean[0] == pytest.approx(0.13, abs=0.01)  # of MNIST
+    run = train(recipe, tmp_path / "run", quiet=True)
+    x = load_model(run.path).prepare(data.test.inputs[:8])  # what predict, export and the explorer use
+    assert (x.min().item(), x.max().item()) == (0.0, 1.0)
 
 
 def test_a_cosine_schedule_falls_from_the_rate_to_nearly_nothing() -> None:
@@ -87,7 +113,9 @@ def test_the_papers_recipes_keep_the_papers_objective_whatever_the_default_is(na
         ({"training.milestones": [80, 120]}, "shares of the epochs between 0 and 1"),
         ({"training.milestones": 0.5}, "training.milestones must be a list, got 0.5"),
         ({"training.decay_exempt": ["theta", "chi"]}, "unknown training.decay_exempt 'chi'"),
+        ({"training.head_init": "gloro"}, "unknown training.head_init 'gloro': did you mean 'glorot'"),
         ({"data.augment": "flip"}, "unknown data.augment 'flip'"),
+        ({"data.standardise": 1}, "data.standardise must be true or false, got 1"),
         ({"training.compile": "yes"}, "training.compile must be true or false, got 'yes'"),
     ],
 )

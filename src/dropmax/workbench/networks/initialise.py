@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
-__all__ = ["glorot", "kaiming", "truncated_normal"]
+from dropmax.errors import InvalidValue, did_you_mean
+
+__all__ = ["glorot", "initialise_head", "kaiming", "truncated_normal"]
 
 
 def glorot(network: nn.Module) -> None:
@@ -50,3 +52,23 @@ def kaiming(network: nn.Module) -> None:
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
+
+
+def initialise_head(head: nn.Module, scheme: str) -> None:
+    """Start a head's linear maps as its source does; ``training.head_init`` of a recipe names the scheme.
+
+    ``"default"`` leaves PyTorch's start, uniform on +-1/sqrt(fan_in). ``"glorot"`` is that of the authors' released
+    code, and ``"truncated-normal"`` that of the TensorFlow tutorial whose network the paper names.
+
+    >>> from dropmax import Softmax
+    >>> head = Softmax(in_features=4, num_classes=3)
+    >>> initialise_head(head, "truncated-normal")
+    >>> head.classifier.bias.tolist()
+    [0.10000000149011612, 0.10000000149011612, 0.10000000149011612]
+    """
+    schemes = {"default": lambda _: None, "glorot": glorot, "truncated-normal": truncated_normal}
+    if scheme not in schemes:
+        raise InvalidValue(
+            f"unknown head_init {scheme!r}:{did_you_mean(scheme, schemes)} It is one of {', '.join(schemes)}"
+        )
+    schemes[scheme](head)

@@ -35,6 +35,10 @@ __all__ = [
 ]
 
 
+#: What a head's weights may start from (:func:`dropmax.workbench.networks.initialise.initialise_head`).
+HEAD_INITS = ("default", "glorot", "truncated-normal")
+
+
 @dataclasses.dataclass(frozen=True)
 class DataOptions:
     """``[data]``: what to learn from.
@@ -45,6 +49,7 @@ class DataOptions:
 
     name: str  #: a known data set, or the path of a folder or file
     augment: str = "none"  #: "none", "crop-flip" or "resize-crop-flip"
+    standardise: bool = True  #: whether to give each channel mean 0 and deviation 1; otherwise pixels are in [0, 1]
     image_size: int = 0  #: side of the images for data sets of differing sizes; 0 takes the data set's default
     train_size: int = 0  #: use this many training examples; 0 means all
     validation_size: int = 0  #: hold this many out; 0 takes the data set's default
@@ -69,6 +74,7 @@ class TrainingOptions:
     decay_factor: float = 0.1
     weight_decay: float = 0.0
     decay_exempt: tuple[str, ...] = ("theta",)  #: parameter groups of the head without weight decay
+    head_init: str = "default"  #: weights the head starts from: "default", "glorot" or "truncated-normal"
     clip_norm: float = 0.0  #: largest norm of the gradient; 0 means no clipping
     precision: str = "float32"  #: "float32", or autocast to "bfloat16" or "float16"
     channels_last: bool = False
@@ -315,6 +321,7 @@ def _check(recipe: Recipe, source: str) -> None:
         ("training.optimizer", training.optimizer, ("adam", "adamw", "sgd")),
         ("training.schedule", training.schedule, ("step", "cosine")),
         ("training.precision", training.precision, ("float32", "bfloat16", "float16")),
+        ("training.head_init", training.head_init, HEAD_INITS),
         *(("training.decay_exempt", group, ("psi", "theta", "phi")) for group in training.decay_exempt),
     ]
     for name, value, valid in choices:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import operator
@@ -123,7 +124,7 @@ def load_data(recipe: Recipe, data_dir: Path | str | None = None) -> Dataset:
     1000
     """
     options = recipe.data
-    return load(
+    data = load(
         options.name,
         data_dir=data_dir,
         seed=recipe.training.seed,
@@ -132,6 +133,10 @@ def load_data(recipe: Recipe, data_dir: Path | str | None = None) -> Dataset:
         image_size=options.image_size or None,
         label_column=options.label_column or None,
     )
+    if options.standardise:
+        return data
+    channels = len(data.mean)
+    return dataclasses.replace(data, mean=(0.0,) * channels, std=(1.0,) * channels)
 
 
 def _train(

@@ -21,6 +21,7 @@ from dropmax.workbench.data import Batches, Dataset, Split, normalise
 from dropmax.workbench.evaluation import Outputs, answer
 from dropmax.workbench.files import parse_json, write_atomically
 from dropmax.workbench.networks import check_import, feature_size, make_network
+from dropmax.workbench.networks.initialise import initialise_head
 from dropmax.workbench.recipes import Recipe, recipe_from_dict
 
 __all__ = ["TrainedModel", "build", "load_model", "save_model"]
@@ -39,6 +40,7 @@ def build(recipe: Recipe, input_shape: tuple[int, ...], num_classes: int) -> Cla
     net = make_network(options.pop("name"), input_shape, **options)
     options = dict(recipe.head)
     head = make_head(options.pop("name"), feature_size(net, input_shape), num_classes, **options)
+    initialise_head(head, recipe.training.head_init)
     return Classifier(net, head)
 
 
