@@ -13,6 +13,7 @@ from dropmax.cli import (
     demo,
     diagnose,
     doctor,
+    embed,
     evaluate,
     explore,
     export,
@@ -34,6 +35,7 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.add_typer(data.app, name="data")
+app.command("embed")(embed.embed)
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)

