@@ -1,19 +1,34 @@
 # Every target sets up what it needs: `make demo` and `make test` work in a fresh clone with Python, pip and make.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
+# --no-compile: Python compiles what it imports; compiling all of 100 packages takes longer than the tests that need it.
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: demo test check format bench harden coverage lock docs clean
+.PHONY: demo test test-all test-portable check format bench coverage docs clean
 
 demo: .venv/.demo
 	$(BIN)/dropmax demo
 
-test: .venv/.dev
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+# The product's own tests, with the extras they need.
+test: .venv/.test
+	$(PYTEST) -m "not heavy and not slow"
+
+# The rest: integrations with heavy third parties, the site, the notebook, packaging, and short slow campaigns.
+test-all: .venv/.dev
+	$(PYTEST) -m "heavy or slow"
+
+# The numerical tests again, as other processors compute: old instruction sets, two threads, misaligned memory.
+PORTABLE := HYPOTHESIS_PROFILE=portable $(PYTEST) -m "numerical and not heavy and not slow" tests
+test-portable: .venv/.test
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=1 $(PORTABLE)
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_CBWR=AVX2 OMP_NUM_THREADS=2 $(PORTABLE)
+	DROPMAX_TEST_MISALIGNED=1 OMP_NUM_THREADS=1 $(PORTABLE)
 
 check: .venv/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports
 	$(BIN)/mypy
 
 format: .venv/.dev
@@ -23,19 +38,12 @@ format: .venv/.dev
 bench: .venv/.dev
 	$(BIN)/python -m benchmarks
 
-harden: .venv/.dev
-	$(BIN)/python -m hardening
-
 # Branches of src that the whole test suite takes; every run starts afresh.
 coverage: .venv/.dev
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest -q -n 2 --dist worksteal
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
-
-# Renews the hashes and licences of the versions in constraints.txt: after every change there.
-lock: .venv/.dev
-	$(BIN)/python -m hardening.lock
 
 docs: .venv/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -53,12 +61,10 @@ clean:
 	@$(PIP_INSTALL) -e '.[figures]'
 	@touch $@
 
-# HASHES=1 takes only files whose hashes are known, for the platform that constraints-hashed.txt names.
-.venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
-ifdef HASHES
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r constraints-hashed.txt
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
-else
-	@$(PIP_INSTALL) -e '.[dev]'
-endif
+.venv/.test: pyproject.toml constraints.txt | .venv/bin/python
+	@$(PIP_INSTALL) -e '.[test]'
 	@touch .venv/.demo $@
+
+.venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
+	@$(PIP_INSTALL) -e '.[dev]'
+	@touch .venv/.demo .venv/.test $@

@@ -342,7 +342,7 @@ def aims_table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
 
 def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw time and memory against the number of classes, on logarithmic axes."""
-    from dropmax.lab.figures.style import LOOKS, PAGE, pyplot, save
+    from dropmax.workbench.style import LOOKS, PAGE, pyplot, save
 
     growth = [row for row in rows if "growth" in row]
     figure, axes = pyplot().subplots(1, 2, figsize=(PAGE, 2.8), layout="constrained")

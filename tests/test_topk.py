@@ -12,6 +12,7 @@ from dropmax import HEADS, DropMax, make_head, prediction
 from dropmax.blocked import terms
 from dropmax.errors import InvalidType, InvalidValue
 from dropmax.heads import base, masked
+from tests.close import close
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def test_predictions_without_a_gradient_are_those_with_one_and_touch_nothing_els
     with_gradient = head.predict_proba(features, mode)
     for context in (torch.no_grad(), torch.inference_mode()):
         with context:
-            assert torch.equal(head.predict_proba(features, mode), with_gradient)
+            close(head.predict_proba(features, mode), with_gradient, scale=float(head(features).abs().max()))
     assert len(seen) >= 3
     assert all(torch.equal(kept, copied) for kept, copied in seen)
 

@@ -31,6 +31,7 @@ def test_compiles_without_a_graph_break(name: str) -> None:
     assert drawn().isfinite()
 
 
+@pytest.mark.inductor
 def test_dropmax_compiles_with_inductor() -> None:
     torch._dynamo.reset()
     head = make_head("dropmax", 6, 5)

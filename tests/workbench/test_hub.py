@@ -22,6 +22,7 @@ from dropmax.workbench.evaluation import predict
 from dropmax.workbench.hub import from_pretrained, push_to_hub, save_pretrained
 from dropmax.workbench.recipes import load_recipe
 from dropmax.workbench.training import TrainedModel, load_model, train
+from tests.close import close
 
 FILES = ["README.md", "confusable.png", "model.safetensors", "recipe.toml"]
 
@@ -56,7 +57,7 @@ def test_a_round_trip_gives_the_same_model(run: Path, saved: Path) -> None:
     with torch.no_grad():
         for trained in (ours, theirs):
             assert not trained.model.training
-        assert torch.equal(ours.model(ours.prepare(images)), theirs.model(theirs.prepare(images)))
+        close(ours.model(ours.prepare(images)), theirs.model(theirs.prepare(images)), terms=images[0].numel())
     again = from_pretrained(str(saved / "model.safetensors"))
     assert again.classes == theirs.classes
 

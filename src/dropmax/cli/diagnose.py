@@ -24,10 +24,10 @@ def diagnose(
     """Measure a model's approximations against exact inference: its posterior, sampling, the mean prediction."""
     from dropmax.lab.diagnostics import diagnose as measure
     from dropmax.lab.figures.diagnosis import draw_diagnosis
-    from dropmax.lab.figures.style import pyplot
     from dropmax.workbench.data import Split
     from dropmax.workbench.files import write_atomically
     from dropmax.workbench.provenance import provenance
+    from dropmax.workbench.style import pyplot
     from dropmax.workbench.training import RunDirectory, load_data, load_model
 
     use_threads(threads)

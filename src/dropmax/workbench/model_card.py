@@ -18,7 +18,7 @@ from torch import Tensor
 from dropmax import metrics
 from dropmax.errors import DataError, MissingDependency
 from dropmax.heads.masked import MaskedHead
-from dropmax.lab.figures.confusable import draw_confusable, top_pairs
+from dropmax.workbench.confusable import draw_confusable, top_pairs
 from dropmax.workbench.data import Split
 from dropmax.workbench.evaluation import Outputs, predict
 from dropmax.workbench.progress import progress

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dropmax import exact
-from dropmax.lab.figures import condition, confusion_graph, noise, style
+from dropmax.lab.figures import condition, confusion_graph, noise
 from dropmax.lab.figures.examples import top_and_bottom
 from dropmax.lab.figures.retain_profiles import sampled_predictions
+from dropmax.workbench import style
 from dropmax.workbench.evaluation import Outputs, confusable
 
 

@@ -206,6 +206,7 @@ def test_every_option_trains_and_resumes_to_the_same_bytes(overrides: dict[str, 
     assert contents(partial.path) == contents(whole.path)
 
 
+@pytest.mark.inductor
 def test_compiled_training_agrees_with_eager(tmp_path: Path) -> None:
     # softmax, which draws no masks: compiled code has random numbers of its own
     eager, compiled = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dropmax.lab.figures import style
 from dropmax.lab.figures.subject import Subject
+from dropmax.workbench import style
 
 __all__ = ["CAPTION", "draw"]
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from dropmax import exact
-from dropmax.lab.figures import style
 from dropmax.lab.figures.subject import Subject
+from dropmax.workbench import style
 
 __all__ = ["CAPTION", "Condition", "draw", "measure"]
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dropmax.lab.figures import style
 from dropmax.lab.figures.subject import Subject
+from dropmax.workbench import style
 from dropmax.workbench.evaluation import Outputs, confusable
 
 __all__ = ["CAPTION", "Link", "around_a_circle", "draw", "links"]

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from dropmax.classifier import Classifier
 from dropmax.heads import make_head
-from dropmax.lab.figures import style
 from dropmax.lab.figures.subject import Subject
+from dropmax.workbench import style
 from dropmax.workbench.networks import MLP
 
 __all__ = ["CAPTION", "draw", "fit", "problem"]

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from dropmax.lab.figures import style
 from dropmax.lab.figures.runs import Run, data_name
 from dropmax.lab.figures.subject import Subject
+from dropmax.workbench import style
 
 __all__ = ["CAPTION", "draw", "draw_band"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dropmax.lab.figures import style
+from dropmax.workbench import style
 from dropmax.workbench.evaluation import Outputs
 
 __all__ = ["draw_demo", "hardest_of_each_class"]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dropmax.lab.diagnostics import Diagnosis
-from dropmax.lab.figures import style
+from dropmax.workbench import style
 
 __all__ = ["draw_diagnosis"]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from dropmax.lab.figures import style
 from dropmax.lab.figures.runs import Run, picture
 from dropmax.lab.figures.subject import NotDrawable, Subject
+from dropmax.workbench import style
 
 __all__ = ["CAPTION", "draw", "top_and_bottom"]
 

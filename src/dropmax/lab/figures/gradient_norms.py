@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from dropmax.lab.figures import style
 from dropmax.lab.figures.convergence import draw_band
 from dropmax.lab.figures.subject import Subject
+from dropmax.workbench import style
 
 __all__ = ["CAPTION", "draw"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dropmax.lab.figures import style
 from dropmax.lab.figures.convergence import draw_band
 from dropmax.lab.figures.subject import NotDrawable, Subject
+from dropmax.workbench import style
 
 __all__ = ["CAPTION", "draw"]
 

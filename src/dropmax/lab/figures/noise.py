@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from dropmax import exact
-from dropmax.lab.figures import style
 from dropmax.lab.figures.runs import Run, picture
 from dropmax.lab.figures.subject import Subject
+from dropmax.workbench import style
 
 __all__ = ["CAPTION", "draw", "keep_the_target", "sampled_on_target"]
 

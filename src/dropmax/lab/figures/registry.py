@@ -23,12 +23,12 @@ from dropmax.lab.figures import (
     rejection,
     reliability,
     retain_profiles,
-    style,
 )
 from dropmax.lab.figures.captions import Captions
 from dropmax.lab.figures.recording import find_recording, record
 from dropmax.lab.figures.runs import Run, data_name, slug
 from dropmax.lab.figures.subject import NotDrawable, Subject
+from dropmax.workbench import style
 from dropmax.workbench.files import write_atomically
 
 __all__ = ["FIGURES", "Figure", "Made", "Needs", "make_figures"]

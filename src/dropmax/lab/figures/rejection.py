@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from dropmax.lab.figures import style
 from dropmax.lab.figures.convergence import draw_band
 from dropmax.lab.figures.subject import Subject
 from dropmax.metrics import accuracy_rejection_curve, aurc
+from dropmax.workbench import style
 
 __all__ = ["CAPTION", "draw"]
 

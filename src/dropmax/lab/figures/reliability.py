@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from dropmax.lab.figures import style
 from dropmax.lab.figures.runs import Run
 from dropmax.lab.figures.subject import Subject
 from dropmax.metrics import ece, reliability_bins
+from dropmax.workbench import style
 
 __all__ = ["CAPTION", "draw", "pooled"]
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from dropmax import exact
-from dropmax.lab.figures import style
 from dropmax.lab.figures.runs import Run, picture
 from dropmax.lab.figures.subject import NotDrawable, Subject
+from dropmax.workbench import style
 
 __all__ = ["CAPTION", "draw", "hardest", "sampled_predictions"]
 

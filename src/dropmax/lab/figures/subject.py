@@ -66,7 +66,7 @@ class Subject:
         return found
 
     def looks(self) -> dict[str, int]:
-        """Return each method's place in :data:`dropmax.lab.figures.style.LOOKS`; the first is softmax's own."""
+        """Return each method's place in :data:`dropmax.workbench.style.LOOKS`; the first is softmax's own."""
         methods = self.methods()
         first = 0 if any(runs[0].head.name == "softmax" for runs in methods.values()) else 1
         return {label: place for place, label in enumerate(methods, start=first)}

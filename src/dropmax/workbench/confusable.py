@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from dropmax.lab.figures import style
+from dropmax.workbench import style
 
 __all__ = ["draw_confusable"]
 
