@@ -325,14 +325,23 @@ def test_theta_is_exempt_from_weight_decay() -> None:
     assert [len(group["params"]) for group in make_head("softmax", 6, 5).param_groups(0.1)] == [2]
 
 
-def test_sampled_softmax_draws_as_many_rivals_as_it_says_and_always_the_target() -> None:
-    head = make_head("sampled-softmax", 6, 11, fraction=0.4)
-    assert head.num_sampled == 4
-    with torch.no_grad():
-        head.classifier.weight.zero_()
-        head.classifier.bias.zero_()
-    losses = head.loss(torch.randn(50, 6), torch.randint(11, (50,)), reduction="none").total
-    torch.testing.assert_close(losses, torch.full((50,), 5.0).log())  # the target among four rivals, all alike
+@pytest.mark.parametrize(
+    ("num_classes", "fraction", "classes", "with_target_extra"),
+    [
+        (10, 0.2, 2, 3), (10, 0.4, 4, 5), (10, 0.6, 6, 7), (50, 0.2, 10, 11), (100, 0.6, 60, 61), (200, 0.4, 80, 81),
+        (5, 0.5, 3, 4), (10, 0.01, 2, 2), (2, 0.2, 2, 2), (10, 1.0, 10, 10),
+    ],
+)  # fmt: skip
+def test_sampled_softmax_draws_the_share_of_all_classes_that_it_says_and_always_the_target(
+    num_classes: int, fraction: float, classes: int, with_target_extra: int
+) -> None:
+    for extra, expected in ((False, classes), (True, with_target_extra)):
+        head = make_head("sampled-softmax", 6, num_classes, fraction=fraction, target_extra=extra)
+        with torch.no_grad():
+            head.classifier.weight.zero_()
+            head.classifier.bias.zero_()
+        losses = head.loss(torch.randn(50, 6), torch.randint(num_classes, (50,)), reduction="none").total
+        torch.testing.assert_close(losses, torch.full((50,), float(expected)).log())  # classes that are all alike
 
 
 def test_random_dropmax_keeps_the_target_and_the_stated_share_of_rivals() -> None:

@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import nn
 
+from dropmax.classifier import Classifier
 from dropmax.errors import DropMaxError
 from dropmax.heads import HEADS, PAPER_OBJECTIVE, make_head
 from dropmax.workbench.networks import make_network
 from dropmax.workbench.recipes import TrainingOptions, load_recipe, parse_override, recipe_names
 from dropmax.workbench.training import load_data, load_model, train
+from dropmax.workbench.training.optimizer import make_optimizer
 from dropmax.workbench.training.trained import build
 
 NAMES = recipe_names()
@@ -163,3 +165,39 @@ def test_overrides_from_the_command_line() -> None:
     for text in ("training.epochs", "=5"):
         with pytest.raises(DropMaxError, match="--set takes NAME=VALUE"):
             parse_override(text)
+
+
+@pytest.mark.parametrize(
+    ("override", "decayed"),
+    [
+        ({}, "psi.weight psi.bias phi.weight phi.bias net.weight net.bias norm"),  # of the paper: all but theta
+        ({"training.decay_exempt": ["theta", "phi"]}, "psi.weight psi.bias net.weight net.bias norm"),
+        (
+            {"training.decay_exempt": []},
+            "psi.weight psi.bias theta.weight theta.bias phi.weight phi.bias net.weight net.bias norm",
+        ),
+        ({"training.decay_biases": False}, "psi.weight phi.weight net.weight"),
+    ],
+)  # fmt: skip
+def test_which_parameters_decay(override: dict[str, Any], decayed: str) -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.BatchNorm1d(6))
+    head = make_head("dropmax", 6, 3)
+    names: dict[int, str] = {id(p): "norm" for p in net[2].parameters()}
+    for name, layer in {"psi": head.classifier, "theta": head.retain, "phi": head.correction, "net": net[1]}.items():
+        names |= {id(p): f"{name}.{kind}" for kind, p in layer.named_parameters()}
+    recipe = load_recipe("mnist-1k", "paper").override(override)
+    groups = make_optimizer(Classifier(net, head), recipe).param_groups
+    found = {names[id(p)] for group in groups if group["weight_decay"] for p in group["params"]}
+    assert found == set(decayed.split())
+    assert {names[id(p)] for group in groups for p in group["params"]} == set(names.values())
+    assert {group["weight_decay"] for group in groups} <= {0.0, recipe.training.weight_decay}
+
+
+@pytest.mark.parametrize("head", ["deterministic-attention", "deterministic-dropmax", "dropmax-qp"])
+def test_the_gates_of_the_baselines_count_as_theta(head: str) -> None:
+    model = Classifier(nn.Flatten(), make_head(head, 6, 3))
+    recipe = load_recipe("mnist-1k", "paper").override({"head.name": head})
+    free = [
+        p for group in make_optimizer(model, recipe).param_groups if not group["weight_decay"] for p in group["params"]
+    ]
+    assert {id(p) for p in free} == {id(p) for p in model.head.retain.parameters()}

@@ -74,6 +74,7 @@ class TrainingOptions:
     decay_factor: float = 0.1
     weight_decay: float = 0.0
     decay_exempt: tuple[str, ...] = ("theta",)  #: parameter groups of the head without weight decay
+    decay_biases: bool = True  #: whether weight decay is also of biases and batch norms
     head_init: str = "default"  #: weights the head starts from: "default", "glorot" or "truncated-normal"
     clip_norm: float = 0.0  #: largest norm of the gradient; 0 means no clipping
     precision: str = "float32"  #: "float32", or autocast to "bfloat16" or "float16"

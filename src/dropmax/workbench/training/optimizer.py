@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -25,10 +27,23 @@ def make_optimizer(model: Classifier, recipe: Recipe) -> torch.optim.Optimizer:
     """
     options = recipe.training
     groups = model.param_groups(options.weight_decay, exempt=options.decay_exempt)
+    if not options.decay_biases:
+        groups = _without_biases(groups)
     if options.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=options.learning_rate, momentum=options.momentum, fused=True)
     kind = torch.optim.Adam if options.optimizer == "adam" else torch.optim.AdamW
     return kind(groups, lr=options.learning_rate, fused=True)
+
+
+def _without_biases(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Take weight decay from biases and from the scales and shifts of normalisations: all that is a vector."""
+    split = [
+        {**group, "params": [p for p in group["params"] if (p.dim() > 1) == matrices]}
+        | ({} if matrices else {"weight_decay": 0.0})
+        for group in groups
+        for matrices in (True, False)
+    ]
+    return [group for group in split if group["params"]]
 
 
 def forget_what_vanished(optimizer: torch.optim.Optimizer) -> None:
