@@ -35,6 +35,10 @@ def reproduce(
     heads: Annotated[str, typer.Option(help="all, or names separated by commas.")] = "all",
     runs: Annotated[int | None, typer.Option(help="Seeds for each cell; 5 by default.", show_default=False)] = None,
     tune: Annotated[bool, typer.Option(help="Search each head's grid on the hold-out set first.")] = True,
+    search: Annotated[
+        str,
+        typer.Option(help="wide: every head gets as many points. paper: what the paper searched, and no more."),
+    ] = "wide",
     source: Annotated[
         Path | None,
         typer.Option("--tuned-from", help="Take what another table's tuning chose, in place of --tune."),
@@ -66,7 +70,7 @@ def reproduce(
     if only_tables:
         experiments.write_tables(store)
     else:
-        plan = _plan(data, study, recipe, heads, runs, tune, schedule_scale, train_size, settings or [])
+        plan = _plan(data, study, recipe, heads, runs, tune and search, schedule_scale, train_size, settings or [])
         if source is not None:
             plan = experiments.tuned_from(plan, source)
         outcome = experiments.reproduce(
@@ -96,7 +100,7 @@ def _plan(
     recipe: str | None,
     heads: str,
     runs: int | None,
-    tune: bool,
+    tune: bool | str,
     schedule_scale: float,
     train_size: int,
     settings: list[str],
@@ -110,8 +114,8 @@ def _plan(
         "overrides": dict(parse_override(text) for text in settings),
     }
     if study is not None:
-        if heads != "all" or not tune:
-            raise InvalidValue("a --study names its own variants and grids: leave out --heads, --no-tune")
+        if heads != "all" or tune not in (True, "wide"):
+            raise InvalidValue("a --study names its own variants and grids: leave out --heads, --no-tune, --search")
         return plan_study(study, data=data, runs=runs, **shared)
     if not data:
         raise InvalidValue("name the columns to reproduce, such as mnist-1k mnist-5k, or a --study FILE.toml")

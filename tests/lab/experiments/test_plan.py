@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,27 @@ def test_the_grids_are_the_papers() -> None:
     assert {point["head.gamma"] for point in points["dropmax-qp"]} == {1.0, 0.1, 0.01}
     rates = sorted({point["training.learning_rate"] for point in points["dropmax"]})
     assert rates == pytest.approx([1e-3 / 3, 1e-3, 3e-3], rel=1e-3)
+
+
+@pytest.mark.parametrize("data", MNIST + OTHERS)
+def test_the_papers_search_is_weight_decay_on_mnist_and_the_options_of_three_heads(data: str) -> None:
+    own = {
+        "sampled-softmax": {"head.fraction": [0.2, 0.4, 0.6]},
+        "random-dropmax": {"head.retain": [0.2, 0.4, 0.6]},
+        "dropmax-qp": {"head.gamma": [1.0, 0.1, 0.01]},
+    }
+    decay = {"training.weight_decay": [0.0, 1e-5, 1e-4, 1e-3]} if data in MNIST else {}
+    for group in plan_table([data], recipe="paper", tune="paper").groups:
+        expected = decay | own.get(group.variant, {})
+        assert {name for point in group.points for name in point} == set(expected)
+        for name, values in expected.items():
+            assert sorted({point[name] for point in group.points}) == sorted(values)
+        assert len(group.points) == (math.prod(map(len, expected.values())) if expected else 0)
+
+
+def test_an_unknown_search_is_refused() -> None:
+    with pytest.raises(InvalidValue, match="unknown search 'papr': did you mean 'paper'"):
+        plan_table(["mnist-1k"], tune="papr")
 
 
 def test_weight_decay_is_fixed_outside_of_mnist() -> None:

@@ -34,7 +34,11 @@ OWN_OPTIONS: dict[str, tuple[str, tuple[float, ...]]] = {
     "dropmax-qp": ("head.gamma", (1.0, 0.1, 0.01)),
 }
 
-#: Heads without an option of their own spend the same budget on the learning rate, as multiples of the recipe's.
+#: ``"paper"`` is the paper's search and no more; ``"wide"`` gives every head the same number of points.
+SEARCHES = ("wide", "paper")
+
+#: In the wide search, heads without an option of their own spend the same budget on the learning rate, as multiples of
+#: the recipe's.
 LEARNING_RATES = (1 / 3, 1.0, 3.0)
 
 
@@ -143,12 +147,14 @@ def plan_table(
     recipe: str | None = None,
     heads: Sequence[str] | None = None,
     runs: int = 5,
-    tune: bool = True,
+    tune: bool | str = True,
     schedule_scale: float = 1.0,
     train_size: int = 0,
     overrides: Mapping[str, Any] | None = None,
 ) -> Plan:
     """Plan the paper's Table 1, or the columns and rows of it that are named.
+
+    ``tune`` names the search, one of :data:`SEARCHES`; True is the wide one, False none.
 
     >>> plan_table(["mnist-1k"]).count  # 8 heads x (12 grid points + 5 runs)
     136
@@ -158,16 +164,19 @@ def plan_table(
     if "head.name" in overrides:
         raise InvalidValue("--set head.name would make every row the same: choose rows with --heads")
     check_sizes(runs, schedule_scale, train_size)
+    search = "wide" if tune is True else tune
+    if search:
+        check_choice("search", search, SEARCHES)
     groups = []
     for name in dict.fromkeys(data):
         full_name = find_recipe(name, recipe)
         for head in chosen:
             base = load_recipe(full_name).override({**overrides, "head.name": head})
             base = shortened(base, schedule_scale, train_size)
-            points = grid_points(paper_grid(name, head, base, overrides)) if tune else ()
+            points = grid_points(search_grid(name, head, base, search, overrides)) if search else ()
             groups.append(Group(name, full_name.split(".", 1)[1], head, base, points))
         budgets = {group.variant: len(group.points) for group in groups if group.data == name}
-        if len(set(budgets.values())) > 1:
+        if search == "wide" and len(set(budgets.values())) > 1:
             fewest, most = min(budgets, key=budgets.__getitem__), max(budgets, key=budgets.__getitem__)
             raise InvalidValue(
                 f"with these --set values {fewest} would be tuned over {budgets[fewest]} points and {most} over "
@@ -176,11 +185,13 @@ def plan_table(
     return Plan(tuple(groups), runs, schedule_scale, train_size, overrides)
 
 
-def paper_grid(data: str, head: str, recipe: Recipe, fixed: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return what is searched for a head: the same number of points for each, see docs/reproducing.md.
+def search_grid(data: str, head: str, recipe: Recipe, search: str, fixed: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return what is searched for a head, see docs/reproducing.md; values that are ``fixed`` are not.
 
-    >>> paper_grid("cub", "softmax", load_recipe("cub"), {})
+    >>> search_grid("cub", "softmax", load_recipe("cub"), "wide", {})
     {'training.learning_rate': [0.003333, 0.01, 0.03]}
+    >>> search_grid("cub", "softmax", load_recipe("cub"), "paper", {})
+    {}
     """
     grid: dict[str, list[Any]] = {}
     if data.startswith("mnist"):
@@ -188,7 +199,7 @@ def paper_grid(data: str, head: str, recipe: Recipe, fixed: Mapping[str, Any]) -
     if head in OWN_OPTIONS:
         option, values = OWN_OPTIONS[head]
         grid[option] = list(values)
-    else:
+    elif search == "wide":
         rate = recipe.training.learning_rate
         grid["training.learning_rate"] = [float(f"{rate * factor:.4g}") for factor in LEARNING_RATES]
     return {name: values for name, values in grid.items() if name not in fixed}
