@@ -16,8 +16,9 @@ from torch import Tensor
 from dropmax.checks import NotFinite, check_labels, check_positive, check_probs
 from dropmax.errors import InvalidType, InvalidValue
 from dropmax.metrics import NLL_FLOOR
+from dropmax.sets import PredictionSets, rows_needed
 
-__all__ = ["TEMPERATURE_RANGE", "apply_temperature", "fit_temperature"]
+__all__ = ["TEMPERATURE_RANGE", "PredictionSets", "apply_temperature", "fit_temperature", "rows_needed"]
 
 TEMPERATURE_RANGE = (1e-3, 1e3)
 """Every fitted temperature lies between these two."""
@@ -89,7 +90,7 @@ class _Value(NamedTuple):
 def _nll(logits: Tensor, labels: Tensor, beta: float) -> _Value:
     total = torch.zeros(3, dtype=torch.float64)
     size = max(1, _BLOCK // logits.shape[1])
-    for rows, target in zip(logits.split(size), labels.split(size), strict=True):
+    for rows, target in zip(torch.split(logits, size), torch.split(labels, size), strict=True):
         below = rows.double()
         below = below - below.amax(-1, keepdim=True)  # nothing overflows, whatever beta is
         log_p = (beta * below).log_softmax(-1)
