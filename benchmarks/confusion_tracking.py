@@ -73,7 +73,7 @@ def _row(outputs: Outputs, predicted: Tensor, coarse: tuple[int, ...] | None) ->
 
 
 def _answers(store: Store, job: Job, data_dir: Path | None) -> tuple[TrainedModel, Outputs, tuple[int, ...] | None]:
-    kept = store.work(job)
+    kept = store.model(job)
     if not kept.exists():
         raise InvalidValue(f"{kept} is not there: make the runs with `dropmax reproduce --keep-runs`")
     trained = load_model(kept)

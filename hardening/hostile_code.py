@@ -18,6 +18,7 @@ import torch
 
 from dropmax.errors import DropMaxError
 from dropmax.lab.experiments import Store, plan_table, tuned_from
+from dropmax.lab.experiments.worker import failure
 from dropmax.lab.explorer import Explorer
 from dropmax.lab.figures.runs import load_runs
 from dropmax.workbench.data import load
@@ -318,9 +319,7 @@ def _stored_table(ground: Ground, point: dict[str, Any], said: dict[str, Any]) -
     store.join(plan, "dropmax reproduce")
     metrics = {"mean": {"error": 0.01, "nll": 0.01, "ece": 0.01}}
     (job,) = group.tune_jobs()
-    about = {"format": 1, "job": job.id, "status": "done", "group": job.group, "kind": "tune", "seed": job.seed}
-    result = about | {"point": said, "recipe": job.recipe.to_dict(), "validation": metrics}
-    store.write(job, result | {"resumed": False, "seconds": 1.0})
+    store.append(failure(job, "x").model_copy(update={"status": "done", "point": said, "validation": metrics}))
     return store
 
 
@@ -334,6 +333,6 @@ def _tuned_from(ground: Ground) -> str:
 def _result_point(ground: Ground) -> str:
     store = _stored_table(ground, {"head.gamma": 1.0}, {"network.name": f"{MODULE}:Network"})
     (job,) = store.plan().groups[0].tune_jobs()
-    result = store.read(job)
+    result = store.match(job, store.records()[job.id])
     shutil.rmtree(store.path)
-    raise Broken(f"the point {result and result['point']} was believed")
+    raise Broken(f"the point {result.point} was believed")

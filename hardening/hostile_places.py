@@ -209,11 +209,10 @@ def _names_that_climb(ground: Ground) -> str:
 
     store = Store(ground.folder / "table")
     store.join(plan_table(["mnist-1k"], heads=["softmax"], runs=1), "dropmax reproduce")
-    file = store.path / "plan.json"
-    plan = json.loads(file.read_text())
+    plan = json.loads(store.file.read_text())
     for group in plan["groups"].values():
         group["variant"] = "../../../victim/diary"
-    file.write_text(json.dumps(plan))
+    store.file.write_text(json.dumps(plan) + "\n")
     store.plan()
     raise Broken("a variant with a path for a name was accepted")
 

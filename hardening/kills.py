@@ -164,9 +164,13 @@ def contents(place: Path) -> dict[str, bytes]:
             data = path.read_bytes()
             if path.name == "environment.json":
                 data = b"when and where"
-            elif path.suffix == ".json" and path.parent.name in ("runs", "tune"):
-                data = json.dumps({k: v for k, v in json.loads(data).items() if k not in _VOLATILE}).encode()
-            elif path.suffix in (".md", ".tex", ".html", ".csv"):
+            elif path.name == "results.jsonl":
+                rows = [json.loads(line) for line in data.splitlines()]  # in the order in which the runs ended
+                kept = [json.dumps({k: v for k, v in row.items() if k not in _VOLATILE}) for row in rows]
+                data = "\n".join(sorted(kept)).encode()
+            elif path.name == "runs.csv":
+                data = b"as results.jsonl"
+            elif path.suffix == ".md":
                 data = _COMMIT.sub(b"COMMIT", data)
             found[str(path.relative_to(place))] = data
     return found
@@ -194,6 +198,8 @@ def torn(place: Path) -> list[str]:
         try:
             if path.suffix == ".json":
                 json.loads(path.read_bytes())
+            elif path.name == "results.jsonl":  # whose last line may be cut: the next writer removes it
+                [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
             elif path.suffix == ".jsonl":
                 [json.loads(line) for line in path.read_text().splitlines()]
             elif path.suffix == ".safetensors":

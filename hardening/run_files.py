@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import hashlib
 import io
 import json
 import pickle
@@ -20,7 +19,9 @@ import torch
 from torch import Tensor
 
 from dropmax.lab.experiments import Store, make_table, plan_study, plan_table
+from dropmax.lab.experiments.records import RunRecord
 from dropmax.lab.experiments.render import FORMATS
+from dropmax.lab.experiments.worker import failure
 from dropmax.workbench.recipes import Recipe, load_recipe
 from dropmax.workbench.training import RunDirectory, build, load_model
 from dropmax.workbench.training.loop import _restore
@@ -263,55 +264,38 @@ def read_log(folder: Path) -> object:
 
 
 @functools.cache
-def _results() -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return a plan and two results of it, as they are stored."""
+def _results() -> list[dict[str, Any]]:
+    """Return the lines of a file of results: a plan and two runs."""
     plan = plan_table(["mnist-1k"], heads=["softmax", "dropmax-qp"], runs=2, overrides={"training.weight_decay": 0.0})
-    metrics = {"error": 0.05, "nll": 0.2, "ece": 0.01, "brier": 0.1, "aurc": 0.01}
+    metrics = {"mean": {"error": 0.05, "nll": 0.2, "ece": 0.01, "brier": 0.1, "aurc": 0.01}}
     origin = {"commit": "0123abc", "versions": {"torch": "2.13"}, "machine": {"processor": "abacus", "cores": 2}}
     with tempfile.TemporaryDirectory() as scratch:
         store = Store(scratch)
         store.join(plan, "dropmax reproduce")
-        found = {}
         for job in plan.groups[0].run_jobs({}, 2):
-            numbers = {"seconds": 1.0, "resumed": False, "test": {"mean": metrics}, "validation": {"mean": metrics}}
-            about = {
-                "format": 1,
-                "job": job.id,
-                "status": "done",
-                "group": job.group,
-                "kind": job.kind,
-                "seed": job.seed,
-            }
-            result = about | {"point": job.point, "recipe": job.recipe.to_dict(), "provenance": origin} | numbers
-            store.write(job, result)
-            found[store.file(job).name] = json.loads(store.file(job).read_text())
-        return json.loads((store.path / "plan.json").read_text()), found
+            numbers = {"status": "done", "reason": "", "test": metrics, "validation": metrics, "provenance": origin}
+            store.append(RunRecord.model_validate(json.loads(failure(job, "x").to_json()) | numbers))
+        return [json.loads(line) for line in store.file.read_text().splitlines()]
 
 
 def make_results(rng: Random, folder: Path) -> None:
-    """Write a plan and results; whoever changes a result on purpose also mends its digest."""
-    plan, results = _results()
-    (folder / "runs").mkdir()
-    which = rng.choice(("plan", "result", "result"))
-    _write_json(rng, folder / "plan.json", plan, which == "plan")
-    for name, result in results.items():
-        _write_json(rng, folder / "runs" / name, result, which == "result" and rng.random() < 0.7)
+    """Write a plan and two runs, some lines of them damaged."""
+    which = rng.choice(("plan", "runs", "runs"))
+    lines = []
+    for row in _results():
+        is_chosen = (row["kind"] == "plan") == (which == "plan") and rng.random() < 0.7
+        lines.append(_damaged_line(rng, row) if is_chosen else json.dumps(row).encode())
+    (folder / "results.jsonl").write_bytes(b"\n".join(lines) + rng.choice((b"", b"\n", b"\n")))
 
 
-def _write_json(rng: Random, path: Path, tree: Any, damaged: bool) -> None:
+def _damaged_line(rng: Random, row: dict[str, Any]) -> bytes:
     kind = rng.random()
-    if damaged and kind < 0.7:
-        tree = damage_tree(rng, tree)
-        if isinstance(tree, dict) and "sha256" in tree:
-            rest = {key: value for key, value in tree.items() if key != "sha256"}
-            tree["sha256"] = hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-    text = json.dumps(tree, indent=1)
-    if damaged and kind > 0.95:
-        text = nested(rng)
-    path.write_bytes(damage_text(rng, text) if damaged and 0.7 < kind < 0.95 else text.encode())
+    if kind < 0.7:
+        return json.dumps(damage_tree(rng, row)).encode()
+    return damage_text(rng, json.dumps(row)) if kind < 0.95 else nested(rng).encode()
 
 
 def read_results(folder: Path) -> object:
     """Make the tables of them in every format, as ``dropmax reproduce --only-tables`` does."""
     table = make_table(Store(folder))
-    return [render(table) for render in FORMATS.values()]
+    return [render([table]) for render in FORMATS.values()]

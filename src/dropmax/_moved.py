@@ -10,7 +10,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 _WORKBENCH = "data networks recipes training evaluation export hub model_card files provenance doctor terminal"
-_LAB = "experiments figures report explorer diagnostics"
+_LAB = "experiments figures report explorer diagnostics results"
 
 #: Old path -> new path; what lies below a package moves with it.
 MOVED = {

@@ -60,6 +60,10 @@ def reproduce(
     only_tables: Annotated[
         bool, typer.Option("--only-tables", help="Train nothing: write the tables of the results in OUT.")
     ] = False,
+    metrics: Annotated[
+        str, typer.Option("--metric", help="Tables to write, such as error,nll_scaled,aurc.")
+    ] = "error,nll,ece",
+    formats: Annotated[str, typer.Option("--format", help="md, tex, or both with a comma.")] = "md",
     as_json: AsJson = False,
 ) -> None:
     """Reproduce the paper's Table 1, or a study: tune, run, tabulate. Stop it any time; it goes on where it was."""
@@ -67,9 +71,7 @@ def reproduce(
 
     store = experiments.Store(out)
     failed: dict[str, str] = {}
-    if only_tables:
-        experiments.write_tables(store)
-    else:
+    if not only_tables:
         plan = _plan(data, study, recipe, heads, runs, tune and search, schedule_scale, train_size, settings or [])
         if source is not None:
             plan = experiments.tuned_from(plan, source)
@@ -86,7 +88,8 @@ def reproduce(
             quiet=as_json,
         )
         failed = outcome.failed
-    _report(store, failed, as_json)
+    written = experiments.write_tables(store, _names(metrics), _names(formats))
+    _report(store, failed, _names(metrics), written, as_json)
     if failed:
         name, reason = next(iter(failed.items()))
         names = ", ".join([f"{name} ({reason})", *list(failed)[1:]])
@@ -127,14 +130,13 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _report(store: Any, failed: dict[str, str], as_json: bool) -> None:
+def _report(store: Any, failed: dict[str, str], metrics: list[str], written: list[str], as_json: bool) -> None:
     from dropmax.lab.experiments import make_table
     from dropmax.lab.experiments.render import print_table, to_dict
-    from dropmax.lab.experiments.tables import METRICS
 
     if as_json:
-        tables = {metric: to_dict(make_table(store, metric)) for metric in METRICS}
+        tables = {metric: to_dict(make_table(store, metric)) for metric in metrics}
         print(json.dumps({"out": str(store.path), "failed": failed, "tables": tables}))
         return
-    print_table(make_table(store))
-    print(f"Tables of error, NLL and ECE in four formats: {store.path}/table*.{{md,tex,html,csv}}")
+    print_table(make_table(store, metrics[0]))
+    print(f"In {store.path}: {', '.join(written)}, and every run in results.jsonl.")

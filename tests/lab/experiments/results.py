@@ -1,11 +1,12 @@
-"""Result files without training, for tests of what is done with them."""
+"""Records without training, for tests of what is done with them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dropmax.lab.experiments import Job, Plan, Store
+from dropmax.lab.experiments import Job, Plan, RunRecord, Store
+from dropmax.lab.experiments.worker import failure
 
 PROVENANCE = {
     "commit": "0123abc",
@@ -14,23 +15,12 @@ PROVENANCE = {
 }
 
 
-def result(job: Job, error: float = 0.05, nll: float = 0.2, ece: float = 0.01) -> dict[str, Any]:
+def result(job: Job, error: float = 0.05, nll: float = 0.2, ece: float = 0.01, **more: float) -> RunRecord:
     """What a worker answers, with these numbers."""
-    found = {"mean": {"error": error, "nll": nll, "ece": ece, "brier": 0.1, "aurc": 0.01}}
-    return {
-        "format": 1,
-        "job": job.id,
-        "status": "done",
-        "group": job.group,
-        "kind": job.kind,
-        "seed": job.seed,
-        "point": job.point,
-        "recipe": job.recipe.to_dict(),
-        "resumed": False,
-        "seconds": 1.0,
-        "validation": found,
-        "provenance": PROVENANCE,
-    } | ({"test": found} if job.kind == "runs" else {})
+    found = {"mean": {"error": error, "nll": nll, "ece": ece, "brier": 0.1, "aurc": 0.01, **more}}
+    values: dict[str, Any] = failure(job, "x").model_dump(exclude_unset=True)
+    values |= {"status": "done", "reason": "", "seconds": 1.0, "validation": found, "provenance": PROVENANCE}
+    return RunRecord.model_validate(values | ({"test": found} if job.kind == "runs" else {}))
 
 
 def fill(store: Store, plan: Plan, errors: Mapping[tuple[str, str], Sequence[float]], command: str = "dropmax") -> None:
@@ -39,4 +29,4 @@ def fill(store: Store, plan: Plan, errors: Mapping[tuple[str, str], Sequence[flo
     for group in plan.groups:
         jobs = group.run_jobs({}, plan.runs)
         for job, error in zip(jobs, errors.get((group.variant, group.data), ()), strict=False):
-            store.write(job, result(job, error=error, nll=10 * error))
+            store.append(result(job, error=error, nll=10 * error))

@@ -1,4 +1,4 @@
-"""The crew of the local engine: who gets which GPU, and what is made of a worker's last words."""
+"""The crew of the local engine: who gets which GPU, and what is made of what workers answer."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def test_without_gpus_nothing_is_said_about_them(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_worker_that_never_began_has_nothing_to_stop_and_nothing_to_say() -> None:
-    worker = _Worker(0, queue.Queue(), None)
+    worker = _Worker(0, queue.Queue())
     worker.ask_to_stop()
     worker.stop()
-    assert worker.last_words() == "without a word"
+    assert worker.how_it_ended() == "for an unknown reason"
 
 
 def test_an_idle_workers_death_costs_nothing_and_its_request_to_stop_ends_all(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_an_idle_workers_death_costs_nothing_and_its_request_to_stop_ends_all(tm
     store = Store(tmp_path / "out")
     store.join(plan, "dropmax")
     schedule = Schedule(plan, store)
-    worker = _Worker(0, queue.Queue(), None)
+    worker = _Worker(0, queue.Queue())
     _hear(worker, None, schedule, {})
     _hear(worker, '{"result": {}}', schedule, {})  # of a job that is no longer its own
     assert (schedule.left, schedule.failed()) == (1, {})

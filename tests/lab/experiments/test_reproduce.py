@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from dropmax.errors import DropMaxError
-from dropmax.lab.experiments import Plan, Store, plan_study, plan_table, reproduce
+from dropmax.lab.experiments import Plan, RunRecord, Store, plan_study, plan_table, reproduce
 from dropmax.lab.experiments.estimate import estimate_seconds
 from dropmax.lab.experiments.progress import Progress
 from dropmax.lab.experiments.schedule import Schedule
@@ -66,27 +66,26 @@ def test_a_run_is_measured_in_every_mode_and_a_tuning_run_never_on_the_test_set(
 
     group = plan(TINY, heads=["dropmax"], tune=True).groups[0]
     tuning = run_job(group.tune_jobs()[0], tmp_path / "tune", modes=["mean"])
-    assert set(tuning["validation"]) == {"mean"}
-    assert "test" not in json.dumps(tuning["examples"])
-    assert "test" not in tuning
-    run = run_job(group.run_jobs(group.points[0], 1)[0], tmp_path / "run", stamps={"schedule_scale": 0.5})
-    assert set(run["test"]) == set(run["validation"]) == set(MODES)
-    assert run["examples"] == {"train": 50, "validation": 50, "test": 10_000}
-    assert run["recipe"]["training"]["weight_decay"] == group.points[0]["training.weight_decay"]
-    assert run["schedule_scale"] == 0.5
-    assert run["last_row"]["epoch"] == 1
+    assert set(tuning.validation) == {"mean"}
+    assert "test" not in tuning.examples
+    assert not tuning.test
+    run = run_job(group.run_jobs(group.points[0], 1)[0], tmp_path / "run")
+    assert set(run.test) == set(run.validation) == set(MODES)
+    assert run.examples == {"train": 50, "validation": 50, "test": 10_000}
+    assert run.recipe["training"]["weight_decay"] == group.points[0]["training.weight_decay"]
+    assert run.last_row["epoch"] == 1
     # What training logged at its end is what was measured afterwards: the same model, the same examples.
-    assert run["last_row"]["validation"]["error"] == run["validation"]["mean"]["error"]
-    json.dumps(run)
+    assert run.last_row["validation"]["error"] == run.validation["mean"]["error"]
+    assert RunRecord.model_validate_json(run.to_json()) == run
 
 
 def test_a_run_that_diverges_is_a_result_with_a_reason(tmp_path: Path) -> None:
     job = plan({**TINY, "training.epochs": 3, "training.learning_rate": 1e30}).groups[0].run_jobs({}, 1)[0]
     found = run_job(job, tmp_path / "work")
-    assert found["status"] == "failed"
-    assert "try a lower learning rate" in found["reason"]
-    assert str(tmp_path) not in found["reason"]
-    assert "test" not in found
+    assert found.status == "failed"
+    assert "try a lower learning rate" in found.reason
+    assert str(tmp_path) not in found.reason
+    assert not found.test
 
 
 def test_leftovers_of_another_recipe_are_not_gone_on_with(tmp_path: Path) -> None:
@@ -94,8 +93,8 @@ def test_leftovers_of_another_recipe_are_not_gone_on_with(tmp_path: Path) -> Non
     run_job(plan(TINY).groups[0].run_jobs({}, 1)[0], work)
     job = plan({**TINY, "training.batch_size": 10}).groups[0].run_jobs({}, 1)[0]
     found = run_job(job, work)
-    assert not found["resumed"]
-    assert found["last_row"]["step"] == 5
+    assert not found.resumed
+    assert found.last_row["step"] == 5
 
 
 def test_estimates_grow_with_the_epochs() -> None:
@@ -158,7 +157,7 @@ def test_progress_names_the_runs_under_way(
 
 
 def metrics_of(out: Path) -> dict[str, Any]:
-    return {found["job"]: (found["validation"], found["test"], found["last_row"]) for found in Store(out).results()}
+    return {found.job: (found.validation, found.test, found.last_row) for found in Store(out).runs()}
 
 
 def start(out: Path) -> subprocess.Popen[str]:
@@ -174,7 +173,6 @@ def test_stopped_and_killed_in_the_middle_it_ends_with_the_same_numbers(tmp_path
     reproduce(wanted, tmp_path / "whole", workers=1, quiet=True)
 
     out = tmp_path / "broken"
-    files = [out / f"runs/mnist-1k.released.softmax.seed{seed}.json" for seed in range(2)]
     logs = [out / f"work/runs-mnist-1k.released.softmax.seed{seed}/metrics.jsonl" for seed in range(2)]
 
     def in_the_middle(seed: int) -> bool:
@@ -191,19 +189,19 @@ def test_stopped_and_killed_in_the_middle_it_ends_with_the_same_numbers(tmp_path
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
 
     driver = start(out)
-    wait_for(lambda: files[0].exists() and in_the_middle(1))
+    wait_for(lambda: Store(out).runs() and in_the_middle(1))
     workers = workers_of(driver.pid)
     driver.kill()
     driver.communicate()
     wait_for(lambda: not any(Path(f"/proc/{worker}/cmdline").exists() for worker in workers))
-    assert not files[1].exists()
-    first = files[0].read_bytes()
+    first = Store(out).file.read_bytes()
+    assert len(Store(out).runs()) == 1
 
     outcome = reproduce(wanted, out, workers=1, quiet=True)
     assert (outcome.done, outcome.found, outcome.failed) == (2, 1, {})
-    assert files[0].read_bytes() == first
+    assert Store(out).file.read_bytes().startswith(first)
     assert metrics_of(out) == metrics_of(tmp_path / "whole")
-    assert [found["resumed"] for found in Store(out).results()] == [True, True]
+    assert [found.resumed for found in Store(out).runs()] == [True, True]
     assert not list((out / "work").iterdir())
 
 
@@ -227,7 +225,7 @@ def test_a_worker_that_is_killed_costs_one_attempt_of_its_run_only(tmp_path: Pat
     killer.join(5)
     assert outcome.failed == {"runs/mnist-1k.released.softmax.seed0": "its process died 2 times, by SIGKILL"}
     assert outcome.done == 1
-    assert [found["status"] for found in Store(tmp_path / "out").results()] == ["failed", "done"]
+    assert [found.status for found in Store(tmp_path / "out").runs()] == ["failed", "done"]
 
 
 def test_a_study_with_a_diverging_variant_ends_with_exit_code_1_and_the_others_done(
@@ -262,11 +260,11 @@ def test_a_study_with_a_diverging_variant_ends_with_exit_code_1_and_the_others_d
     cells = {cell["row"]: cell for cell in json.loads(printed.out)["tables"]["error"]["cells"]}
     assert cells["smooth"]["runs"] == 1
     assert cells["too-fast"]["note"].startswith("failed: features hold nan")
-    assert len(Store(out).results("tune")) == 2
-    table = (out / "table.md").read_bytes()
-    (out / "table.md").unlink()
+    assert len(Store(out).runs("tune")) == 2
+    table = (out / "tables.md").read_bytes()
+    (out / "tables.md").unlink()
     command(out=out, only_tables=True, as_json=True)
-    assert (out / "table.md").read_bytes() == table
+    assert (out / "tables.md").read_bytes() == table
     assert plan_study(study).count == 4
 
 
@@ -288,7 +286,7 @@ def test_a_mistake_is_found_before_any_work_and_leaves_no_plan(
     given: dict[str, Any] = {"data": ["mnist-1k"], "heads": ["softmax"], "tune": False, **changes}
     with pytest.raises(DropMaxError, match=message):
         reproduce(plan_table(**given), tmp_path / "out", quiet=True, **options)
-    assert not (tmp_path / "out" / "plan.json").exists()
+    assert not Store(tmp_path / "out").file.exists()
     Store(tmp_path / "out").check(plan(TINY))  # the corrected command is welcome
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,8 @@ import pytest
 from dropmax.errors import RunError
 from dropmax.lab.experiments import Plan, Store, plan_table
 from dropmax.lab.experiments.schedule import Schedule, best_point
-from dropmax.lab.experiments.store import _check_result
 from dropmax.lab.experiments.worker import failure
+from dropmax.workbench.files import CannotWrite
 from tests.lab.experiments.results import fill, result
 
 
@@ -41,25 +43,34 @@ def store(tmp_path: Path) -> Store:
 def test_a_different_plan_is_refused_and_the_difference_named(
     store: Store, changes: dict[str, object], message: str
 ) -> None:
-    before = (store.path / "plan.json").read_bytes()
+    before = store.file.read_bytes()
     with pytest.raises(RunError, match=f"holds results of a different plan: {message}; choose another place"):
         store.join(plan(**changes), "dropmax")
-    assert (store.path / "plan.json").read_bytes() == before
+    assert store.file.read_bytes() == before
+
+
+def rewrite_plan(store: Store, change: Callable[[dict[str, Any]], object]) -> None:
+    first, *rest = store.file.read_text().splitlines()
+    plan = json.loads(first)
+    change(plan)
+    store.file.write_text("\n".join([json.dumps(plan), *rest]) + "\n")
 
 
 def test_a_recipe_that_changed_under_the_results_is_noticed(store: Store) -> None:
-    stored = json.loads((store.path / "plan.json").read_text())
-    stored["groups"]["mnist-1k.released.dropmax"]["recipe"]["training"]["batch_size"] = 64
-    (store.path / "plan.json").write_text(json.dumps(stored))
+    def change(plan: dict[str, Any]) -> None:
+        plan["groups"]["mnist-1k.released.dropmax"]["recipe"]["training"]["batch_size"] = 64
+
+    rewrite_plan(store, change)
     with pytest.raises(RunError, match=r"mnist-1k.released.dropmax: training.batch_size is 64 there and 100 here"):
         store.check(plan())
 
 
 def test_a_field_that_recipes_got_later_is_no_difference(store: Store) -> None:
-    stored = json.loads((store.path / "plan.json").read_text())
-    for group in stored["groups"].values():
-        del group["recipe"]["training"]["clip_norm"]
-    (store.path / "plan.json").write_text(json.dumps(stored))
+    def change(plan: dict[str, Any]) -> None:
+        for group in plan["groups"].values():
+            del group["recipe"]["training"]["clip_norm"]
+
+    rewrite_plan(store, change)
     store.check(plan())
     assert {group.recipe.training.clip_norm for group in store.plan().groups} == {0.0}
 
@@ -75,7 +86,9 @@ def test_a_plan_grows(store: Store) -> None:
     ]
     store.join(plan(heads=["softmax"], runs=1), "less")
     assert store.plan() == grown
-    assert store.plan_dict()["commands"] == ["dropmax", "again", "less"]  # type: ignore[index]
+    record = store.plan_record()
+    assert record is not None
+    assert record.commands == ["dropmax", "again", "less"]
 
 
 def test_a_plan_of_which_nothing_was_done_can_be_changed(tmp_path: Path) -> None:
@@ -87,7 +100,7 @@ def test_a_plan_of_which_nothing_was_done_can_be_changed(tmp_path: Path) -> None
 
 def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(RunError, match=r"is not empty and holds no plan\.json"):
+    with pytest.raises(RunError, match=r"is not empty and holds no results\.jsonl"):
         Store(tmp_path).join(plan(), "dropmax")
     with pytest.raises(RunError, match="is not a directory"):
         Store(tmp_path / "thesis.tex").join(plan(), "dropmax")
@@ -95,22 +108,43 @@ def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
         Store(tmp_path / "nowhere").plan()
 
 
+def test_a_directory_of_an_earlier_version_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("{}")
+    (tmp_path / "runs").mkdir()
+    for use in (lambda: Store(tmp_path).join(plan(), "dropmax"), Store(tmp_path).plan):
+        with pytest.raises(RunError, match=r"earlier version of dropmax .plan\.json.*start again with another --out"):
+            use()
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda text: text[:100], "is damaged"),
-        (lambda text: "", "is damaged"),
-        (lambda text: "[]", "is damaged"),
-        (lambda text: "{}", "is damaged .no 'sha256'"),
-        (lambda text: text.replace('"error": 0.05', '"error": 0.01'), "changed after it was written"),
-        (lambda text: text.replace('"format": 1', '"format": 9'), "format 9, expected 1"),
+        (lambda row: json.dumps(row)[:100], "is damaged .Unterminated string"),
+        (lambda row: "", "is damaged .Expecting value"),
+        (lambda row: "[" * 100_000, "nested too deeply"),
+        (lambda row: "[]", "is damaged .Input should be a valid dictionary"),
+        (lambda row: "{}", "is damaged .kind: Field required"),
+        (lambda row: json.dumps({**row, "seed": "0"}), "seed: Input should be a valid integer"),
+        (lambda row: json.dumps({**row, "status": "begun"}), "status: Input should be 'done' or 'failed'"),
+        (lambda row: json.dumps({**row, "status": "failed"}), "a failed run needs a reason"),
+        (lambda row: json.dumps({**row, "test": 3}), "test: Input should be a valid dictionary"),
+        (lambda row: json.dumps({**row, "test": {"mean": {"error": 1.0}}}), "test.mean lacks nll, ece"),
+        (lambda row: json.dumps({**row, "test": {"mean": {"error": float("nan")}}}), "finite number"),
+        (lambda row: json.dumps({**row, "variant": "../../diary"}), "variant: String should match"),
+        (lambda row: json.dumps({**row, "provenance": {"versions": [["python", "3"]]}}), "provenance.versions"),
+        (lambda row: json.dumps({**row, "unheard": 1}), "unheard: Extra inputs are not permitted"),
     ],
 )
-def test_a_damaged_file_is_named_and_done_again_only_when_told(store: Store, damage: object, message: str) -> None:
-    file = store.path / "runs" / "mnist-1k.released.softmax.seed0.json"
-    file.write_text(damage(file.read_text()))  # type: ignore[operator]
-    with pytest.raises(RunError, match=rf"softmax\.seed0\.json.*{message}.*--repair"):
+def test_a_damaged_line_is_named_and_done_again_only_when_told(
+    store: Store, damage: Callable[[dict[str, Any]], str], message: str
+) -> None:
+    lines = store.file.read_text().splitlines()
+    lines[1] = damage(json.loads(lines[1]))
+    store.file.write_text("\n".join(lines) + "\n")
+    with pytest.raises(RunError, match=rf"results\.jsonl, line 2, {message}.*--repair|line 2, .*{message}.*--repair"):
         Schedule(plan(), store)
+    store.repair()
+    assert store.file.with_name("results.jsonl.damaged").read_text() == lines[1] + "\n"
     schedule = Schedule(plan(), store, repair=True)
     assert schedule.left == 1
     job = schedule.next()
@@ -120,16 +154,53 @@ def test_a_damaged_file_is_named_and_done_again_only_when_told(store: Store, dam
     assert Schedule(plan(), store).left == 0
 
 
-def test_a_result_in_the_wrong_place_or_of_another_recipe_is_not_taken(store: Store) -> None:
-    runs = store.path / "runs"
-    (runs / "mnist-1k.released.softmax.seed1.json").write_bytes(
-        (runs / "mnist-1k.released.softmax.seed0.json").read_bytes()
-    )
-    with pytest.raises(RunError, match=r"holds the result of 'runs/mnist-1k.released.softmax.seed0'"):
-        Schedule(plan(), store)
+@pytest.mark.parametrize("cut", [1, 2, 50, 200])
+def test_the_half_line_of_a_killed_writer_is_ignored_with_a_warning_and_then_removed(store: Store, cut: int) -> None:
+    whole = store.file.read_bytes()
+    last = whole.splitlines(keepends=True)[-1]
+    store.file.write_bytes(whole + last[:-cut])
+    if cut > 1:
+        with pytest.warns(UserWarning, match="ignored the last line, which was not written to its end"):
+            assert len(store.records()) == 4
+    job = plan(runs=3).groups[0].run_jobs({}, 3)[2]
+    store.append(result(job))
+    assert len(store.records()) == 5
+    kept = whole + (last if cut == 1 else b"")  # a line that lacks only its line break is whole
+    assert store.file.read_bytes() == kept + result(job).to_json().encode() + b"\n"
+
+
+def test_a_full_disk_leaves_no_half_line(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = store.file.read_bytes()
+    job = plan(runs=3).groups[0].run_jobs({}, 3)[2]
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(CannotWrite, match="No space left on device"):
+            store.append(result(job))
+    assert store.file.read_bytes() == before
+
+
+def test_of_two_records_of_one_job_the_later_counts(store: Store) -> None:
+    job = plan().groups[0].run_jobs({}, 1)[0]
+    store.append(failure(job, "bad luck"))
+    assert store.records()[job.id].status == "failed"
+    store.append(result(job, error=0.01))
+    assert store.records()[job.id].test["mean"]["error"] == 0.01
+    assert len(store.runs()) == 4
+
+
+def test_a_result_of_another_recipe_or_point_is_not_taken(store: Store) -> None:
     job = plan(overrides={"training.epochs": 7}).groups[0].run_jobs({}, 2)[1]
-    store.write(job, result(job))
-    with pytest.raises(RunError, match=r"another recipe .training.epochs is 7 there and 200 here"):
+    store.append(result(job))
+    with pytest.raises(RunError, match=r"another recipe .training.epochs is 7 there and 200 here.*--repair"):
+        Schedule(plan(), store)
+    assert Schedule(plan(), store, repair=True).left == 1
+    job = plan().groups[0].run_jobs({}, 2)[1]
+    store.append(result(job).model_copy(update={"point": {"head.gamma": 1}}))
+    with pytest.raises(RunError, match=r"another grid point .point.head.gamma is 1 there and null here"):
         Schedule(plan(), store)
 
 
@@ -146,10 +217,10 @@ def test_runs_wait_for_the_grid_and_take_its_best_point(tmp_path: Path) -> None:
     assert [name.split("/")[0] for name in order] == ["tune"] * 12 + ["runs"] * 2 + ["tune"] * 12 + ["runs"] * 2
     assert done == ["softmax", "dropmax-qp"]
     assert schedule.left == 0
-    last = json.loads((tmp_path / "runs" / "mnist-1k.released.dropmax-qp.seed1.json").read_text())
-    assert last["recipe"]["head"]["gamma"] == 0.1
-    assert last["recipe"]["training"]["weight_decay"] == 1e-4
-    assert all("test" not in found for found in store.results("tune"))
+    last = store.records()["runs/mnist-1k.released.dropmax-qp.seed1"]
+    assert last.recipe["head"]["gamma"] == 0.1
+    assert last.recipe["training"]["weight_decay"] == 1e-4
+    assert not any(found.test for found in store.runs("tune"))
     again = Schedule(tuned, store)
     assert (again.left, again.found, again.next()) == (0, 28, None)
 
@@ -180,49 +251,31 @@ def test_a_grid_that_failed_throughout_fails_its_runs(tmp_path: Path) -> None:
 def test_a_directory_whose_process_was_killed_before_it_had_a_plan_can_be_used(tmp_path: Path) -> None:
     store = Store(tmp_path)
     (tmp_path / ".lock").touch()
-    (tmp_path / ".plan.json.abcd_123.tmp").write_text("{")
-    store.join(plan(), "a test")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "plan.json", "runs", "tune", "work"]
+    store.file.write_text('{"kind": "pl')
+    with pytest.warns(UserWarning, match="ignored the last line"):
+        store.join(plan(), "a test")
+    assert [group.key for group in store.plan().groups] == [group.key for group in plan().groups]
 
 
-def test_a_kill_between_the_result_and_the_end_of_its_scratch_directory_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_kill_between_the_record_and_the_end_of_its_scratch_directory_leaves_nothing(
+    tmp_path: Path, keep: bool
 ) -> None:
     store = Store(tmp_path)
     store.join(plan(), "a test")
-    job, other, kept = plan().groups[0].run_jobs({}, 3)
-    for each in (job, other, kept):
-        store.work(each).mkdir()
+    done, begun, _ = plan(runs=3).groups[0].run_jobs({}, 3)
+    for each in (done, begun):
+        store.work(each).mkdir(parents=True)
         (store.work(each) / "model").touch()
-
-    def killed(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    def written_and_killed(*given: Any) -> None:
-        Store(tmp_path).write(*given)
-        killed()
-
-    for each, write in ((other, killed), (job, written_and_killed)):
-        with monkeypatch.context() as patch:
-            patch.setattr(store, "write", write)
-            with pytest.raises(KeyboardInterrupt):
-                store.finish(each, result(each))
-    store.finish(kept, result(kept), keep_run=True)
-    assert not store.work(job).exists()
-    schedule = Schedule(plan(runs=3), store)
-    assert sorted(schedule.results) == [job.id, kept.id]
-    # The first has its result. The second had none: its trained model is back. The third was to be kept.
-    assert sorted(path.name for path in (tmp_path / "work").iterdir()) == sorted(
-        store.work(each).name for each in (other, kept)
-    )
-    assert (store.work(other) / "model").exists()
-    store.finish(other, result(other))
-    assert [path.name for path in (tmp_path / "work").iterdir()] == [store.work(kept).name]
+    store.append(result(done))  # and killed here
+    schedule = Schedule(plan(runs=3), store, keep_runs=keep)
+    assert list(schedule.results) == [done.id]
+    assert [path.name for path in (tmp_path / "work").iterdir()] == [store.work(begun).name]
+    assert (store.model(done) / "model").exists() == keep
 
 
 def test_a_full_disk_fails_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dropmax.lab.experiments.worker import run_job
-    from dropmax.workbench.files import CannotWrite
 
     def full(*_: object, **__: object) -> None:
         raise CannotWrite("cannot write model.safetensors: No space left on device")
@@ -238,21 +291,4 @@ def test_a_full_disk_fails_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         with pytest.raises(CannotWrite):  # nor does it cost what was done before
             run_job(job, tmp_path / "work")
     assert checkpoint.stat().st_ino == begun.st_ino
-    assert run_job(job, tmp_path / "work")["status"] == "done"
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"status": "failed", "reason": "x", "test": 3},
-        {"status": "failed", "reason": "x", "validation": {"mean": [1]}},
-        {"provenance": None},
-        {"provenance": {"versions": [["python", "3"]], "machine": {"processor": "", "cores": 2}, "commit": None}},
-    ],
-)
-def test_parts_of_the_wrong_kind_are_found_before_a_table_is_made(store: Store, change: dict[str, object]) -> None:
-    file = store.path / "runs" / "mnist-1k.released.softmax.seed0.json"
-    whole = json.loads(file.read_text())
-    _check_result(whole)
-    with pytest.raises((ValueError, TypeError, AttributeError)):  # all of which become "is damaged"
-        _check_result({**whole, **change})
+    assert run_job(job, tmp_path / "work").status == "done"

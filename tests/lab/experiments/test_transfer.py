@@ -11,6 +11,7 @@ from dropmax.errors import InvalidValue, RunError
 from dropmax.lab.experiments import Plan, Store, plan_table, tuned_from
 from dropmax.lab.experiments.tables import make_table
 from dropmax.lab.experiments.worker import failure
+from tests.lab.experiments.results import result
 
 HEADS = ["softmax", "dropmax-qp"]
 
@@ -22,9 +23,7 @@ def source(path: Path, *, leave_out: int = 0, data: tuple[str, ...] = ("mnist-1k
     for group in plan.groups:
         jobs = group.tune_jobs()
         for number, job in enumerate(jobs[: len(jobs) - leave_out]):
-            result = failure(job, "made up", {})
-            found: dict[str, Any] = {"error": 0.01 if number == 5 else 0.05, "nll": 0.1, "ece": 0.01}
-            store.write(job, {**result, "status": "done", "validation": {"mean": found}, "point": job.point})
+            store.append(result(job, error=0.01 if number == 5 else 0.05))
     return path
 
 
@@ -52,7 +51,7 @@ def test_the_table_says_where_it_was_tuned_and_the_directory_takes_no_other_plan
     assert store.plan().tuned_on == plan.tuned_on
     assert any("won on the hold-out set of mnist-1k.released" in note for note in make_table(store).notes)
     job = plan.groups[0].run_jobs({}, 1)[0]
-    store.write(job, failure(job, "made up", {}))
+    store.append(failure(job, "made up"))
     with pytest.raises(RunError, match=r'--tuned-from: "mnist-1k.released" there and "" here'):
         store.check(larger())
 

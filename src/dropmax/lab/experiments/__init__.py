@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dropmax.lab.experiments.plan import Group, Job, Plan, plan_table
+from dropmax.lab.experiments.records import RunRecord
 from dropmax.lab.experiments.reproduce import Outcome, reproduce
 from dropmax.lab.experiments.store import Store
 from dropmax.lab.experiments.study import plan_study, study_names
@@ -15,6 +16,7 @@ __all__ = [
     "Job",
     "Outcome",
     "Plan",
+    "RunRecord",
     "Store",
     "Table",
     "holm",

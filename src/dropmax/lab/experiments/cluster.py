@@ -17,12 +17,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import filelock
+
 from dropmax.errors import MissingDependency, RunError
 from dropmax.lab.experiments.plan import Job
 from dropmax.lab.experiments.progress import Progress
+from dropmax.lab.experiments.records import RunRecord
 from dropmax.lab.experiments.schedule import Schedule
 from dropmax.lab.experiments.worker import failure, run_job
-from dropmax.workbench.files import lock
 
 __all__ = ["Cluster"]
 
@@ -45,7 +47,7 @@ class Cluster:
         self.ray = ray
         if not ray.is_initialized():
             try:
-                _knock(address)
+                _check_port(address)
                 ray.init(address=address, log_to_driver=False, logging_level="error")
             except (OSError, ValueError, RuntimeError) as error:
                 raise RunError(
@@ -76,12 +78,12 @@ class Cluster:
                 finished, _ = ray.wait(list(running), num_returns=1, timeout=1.0)
                 for reference in finished:
                     job = running.pop(reference)
-                    schedule.finished(job, self._result(reference, job, options))
+                    schedule.finished(job, self._result(reference, job))
         finally:
             for reference in running:
                 ray.cancel(reference, force=True)
 
-    def _result(self, reference: Any, job: Job, options: dict[str, Any]) -> dict[str, Any]:
+    def _result(self, reference: Any, job: Job) -> RunRecord:
         errors = self.ray.exceptions
         try:
             answer: dict[str, Any] = json.loads(self.ray.get(reference))
@@ -93,15 +95,15 @@ class Cluster:
         ) as error:
             lines = str(error).strip().splitlines()
             reason = f"its worker or node died {_RETRIES + 1} times: {lines[0] if lines else type(error).__name__}"
-            return failure(job, reason, options["stamps"])
+            return failure(job, reason)
         except errors.RayTaskError as error:  # a bug costs this run, not the others
-            return failure(job, f"{type(error.cause).__name__}: {error.cause}", options["stamps"])
+            return failure(job, f"{type(error.cause).__name__}: {error.cause}")
         if "stop" in answer:
             raise RunError(answer["stop"])
-        return dict(answer["result"])
+        return RunRecord.model_validate_json(answer["result"])
 
 
-def _knock(address: str) -> None:
+def _check_port(address: str) -> None:
     """Try the port first: Ray itself waits for minutes where nobody answers."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
@@ -119,7 +121,7 @@ def _task(job: str, options: dict[str, Any]) -> str:
     with _scratch() as scratch:
         parsed = Job.from_dict(json.loads(job))
         try:
-            return json.dumps({"result": run_job(parsed, scratch / "run", **options)})
+            return json.dumps({"result": run_job(parsed, scratch / "run", **options).to_json()})
         except Interrupted:  # the node is being shut down: die, so that Ray starts the task elsewhere
             os._exit(1)
         except DropMaxError as error:
@@ -129,17 +131,16 @@ def _task(job: str, options: dict[str, Any]) -> str:
 @contextlib.contextmanager
 def _scratch() -> Iterator[Path]:
     """Make a directory for a task, and remove those of tasks that were killed: nobody holds the lock in them."""
-    for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*/.lock"):
-        with contextlib.suppress(OSError), open(left, "r+b") as file:  # not ours, or gone this moment
-            if lock(file.fileno()):
-                shutil.rmtree(left.parent, ignore_errors=True)
-    with (
-        tempfile.TemporaryDirectory(prefix=_SCRATCH, ignore_cleanup_errors=True) as place,
-        open(Path(place, ".lock"), "wb") as file,
-    ):
-        lock(file.fileno())
-        os.makedirs(place, exist_ok=True)  # should another task have swept it away before it was locked
-        yield Path(place)
+    for old in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*/.lock"):
+        with contextlib.suppress(OSError, filelock.Timeout), filelock.FileLock(old, blocking=False):
+            shutil.rmtree(old.parent, ignore_errors=True)
+    place = Path(tempfile.mkdtemp(prefix=_SCRATCH))
+    try:
+        with filelock.FileLock(place / ".lock"):
+            place.mkdir(exist_ok=True)  # another task may have removed it before it was locked
+            yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 #: How the names of the tasks' directories begin.

@@ -20,6 +20,7 @@ from typing import IO, Any
 from dropmax.errors import RunError
 from dropmax.lab.experiments.plan import Job
 from dropmax.lab.experiments.progress import Progress
+from dropmax.lab.experiments.records import RunRecord
 from dropmax.lab.experiments.schedule import Schedule
 from dropmax.lab.experiments.worker import failure
 
@@ -35,11 +36,10 @@ def run_locally(
     *,
     workers: int,
     options: dict[str, Any],
-    lock: int | None = None,
 ) -> None:
     """Do every job of the schedule with ``workers`` processes; ``options`` are those of ``run_job``."""
     answers: queue.Queue[tuple[_Worker, str | None]] = queue.Queue()
-    crew = [_Worker(index, answers, lock) for index in range(workers)]
+    crew = [_Worker(index, answers) for index in range(workers)]
     try:
         while True:
             for worker in crew:
@@ -63,7 +63,7 @@ def _hear(worker: _Worker, line: str | None, schedule: Schedule, options: dict[s
     """Deal with what a worker says; None is its death."""
     job = worker.job
     if line is None:
-        words = worker.last_words()
+        how = worker.how_it_ended()
         worker.process = None
         if job is None:
             return
@@ -71,21 +71,21 @@ def _hear(worker: _Worker, line: str | None, schedule: Schedule, options: dict[s
             worker.start(job, schedule, options, again=True)
             return
         worker.job = None
-        schedule.finished(job, failure(job, f"its process died {_ATTEMPTS} times, {words}", options["stamps"]))
+        schedule.finished(job, failure(job, f"its process died {_ATTEMPTS} times, {how}"))
         return
     answer = json.loads(line)
     if "stop" in answer:
         raise RunError(answer["stop"])
     if job is not None:
         worker.job = None
-        schedule.finished(job, answer["result"])
+        schedule.finished(job, RunRecord.model_validate_json(answer["result"]))
 
 
 class _Worker:
     """One process and the job it has."""
 
-    def __init__(self, index: int, answers: queue.Queue[tuple[_Worker, str | None]], lock: int | None) -> None:
-        self.index, self.answers, self.lock = index, answers, lock
+    def __init__(self, index: int, answers: queue.Queue[tuple[_Worker, str | None]]) -> None:
+        self.index, self.answers = index, answers
         self.job: Job | None = None
         self.attempts = 0
         self.process: subprocess.Popen[str] | None = None
@@ -116,7 +116,6 @@ class _Worker:
             text=True,
             env=environment,
             start_new_session=True,  # Ctrl-C reaches us alone, and we stop the workers
-            pass_fds=() if self.lock is None else (self.lock,),
         )
         threading.Thread(target=self._listen, args=(self.process,), daemon=True).start()
 
@@ -126,10 +125,10 @@ class _Worker:
                 self.answers.put((self, line))
         self.answers.put((self, None))
 
-    def last_words(self) -> str:
+    def how_it_ended(self) -> str:
         """Say how the process ended."""
         if self.process is None or self.errors is None:
-            return "without a word"
+            return "for an unknown reason"
         code = self.process.wait()
         self.errors.seek(0)
         lines = self.errors.read().decode(errors="replace").strip().splitlines()

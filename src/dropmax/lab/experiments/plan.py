@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from dropmax.errors import InvalidValue, check_choice
 from dropmax.workbench.recipes import Recipe, find_recipe, load_recipe, recipe_from_dict
@@ -51,8 +51,10 @@ class Job:
     'runs/mnist-1k.released.dropmax.seed0'
     """
 
-    kind: str  #: "tune" (never sees the test set) or "runs"
-    group: str
+    kind: Literal["tune", "runs"]  #: "tune" never sees the test set
+    data: str
+    recipe_name: str
+    variant: str
     recipe: Recipe
     point: dict[str, Any] = field(default_factory=dict)  #: grid values, by dotted name
 
@@ -62,8 +64,13 @@ class Job:
         return self.recipe.training.seed
 
     @property
+    def group(self) -> str:
+        """The key of the group it belongs to."""
+        return f"{self.data}.{self.recipe_name}.{self.variant}"
+
+    @property
     def id(self) -> str:
-        """A readable name, unique in a plan; the result is in ``OUT/ID.json``."""
+        """A readable name, unique in a plan."""
         if self.kind == "runs":
             return f"runs/{self.group}.seed{self.seed}"
         values = ",".join(f"{name.split('.')[-1]}={_spell(value)}" for name, value in self.point.items())
@@ -71,13 +78,13 @@ class Job:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the job as plain values; :meth:`from_dict` reads them back."""
-        return {"kind": self.kind, "group": self.group, "point": self.point, "recipe": self.recipe.to_dict()}
+        return {**vars(self), "recipe": self.recipe.to_dict()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Job:
         """Rebuild a job that went through JSON."""
-        recipe = recipe_from_dict(values["recipe"], f"the job {values['group']}")
-        return cls(values["kind"], values["group"], recipe, dict(values["point"]))
+        recipe = recipe_from_dict(values["recipe"], f"a job of {values['variant']}")
+        return cls(**{**values, "recipe": recipe})
 
 
 @dataclass(frozen=True)
@@ -97,19 +104,20 @@ class Group:
 
     @property
     def key(self) -> str:
-        """Its name, which the names of its result files begin with."""
+        """Its name, which the names of its runs begin with."""
         return f"{self.data}.{self.recipe_name}.{self.variant}"
 
     def tune_jobs(self) -> list[Job]:
-        """Return one job a grid point."""
+        """Return one job per grid point."""
         return [self._job("tune", point, TUNING_SEED) for point in self.points]
 
     def run_jobs(self, point: Mapping[str, Any], runs: int) -> list[Job]:
         """Return the runs of the table at one grid point."""
         return [self._job("runs", point, seed) for seed in range(runs)]
 
-    def _job(self, kind: str, point: Mapping[str, Any], seed: int) -> Job:
-        return Job(kind, self.key, self.recipe.override({**point, "training.seed": seed}), dict(point))
+    def _job(self, kind: Literal["tune", "runs"], point: Mapping[str, Any], seed: int) -> Job:
+        recipe = self.recipe.override({**point, "training.seed": seed})
+        return Job(kind, self.data, self.recipe_name, self.variant, recipe, dict(point))
 
 
 @dataclass(frozen=True)

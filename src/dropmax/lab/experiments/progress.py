@@ -67,15 +67,15 @@ class Progress(Status):
         if not total:
             return None
         done = list(schedule.results.values())
-        gone = sum(expected[result["group"]] for result in done)
+        gone = sum(expected[result.group] for result in done)
         longest = 0.0
         for job, epochs in under_way:
             share = min(1.0, epochs / job.recipe.training.epochs)
             gone += expected[job.group] * share
             longest = max(longest, expected[job.group] * (1 - share))
-        timed = [result for result in done if result["status"] == "done" and not result.get("resumed")]
-        guess = sum(expected[result["group"]] for result in timed)
-        factor = sum(result.get("seconds", 0.0) for result in timed) / guess if guess else 1.0
+        timed = [result for result in done if result.status == "done" and not result.resumed]
+        guess = sum(expected[result.group] for result in timed)
+        factor = sum(result.seconds for result in timed) / guess if guess else 1.0
         return max(0.0, (total - gone) / self.workers, longest) * factor
 
 

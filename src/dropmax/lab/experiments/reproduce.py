@@ -63,16 +63,17 @@ def reproduce(
     check_choice("engine", engine, ENGINES)
     _check_modes(modes)
     store = Store(out)
-    store.check(plan)
+    if not (repair and store.file.exists()):  # what is damaged cannot be compared
+        store.check(plan)
     command = command or " ".join(["dropmax", *sys.argv[1:]])
-    stamps = {"schedule_scale": plan.schedule_scale, "train_size": plan.train_size}
-    with store.locked() as lock:
+    with store.locked():
+        if repair:
+            store.repair()
         schedule = Schedule(
             plan,
             store,
             repair=repair,
             keep_runs=keep_runs,
-            stamps=stamps,
             on_group_done=lambda group: write_tables(store),
         )
         if schedule.left:
@@ -86,13 +87,12 @@ def reproduce(
                 "data_dir": None if data_dir is None else str(Path(data_dir).expanduser().absolute()),
                 "modes": None if modes is None else list(modes),
                 "command": command,
-                "stamps": stamps,
             }
             with Progress(estimates, number, quiet=quiet) as progress, _interruptible(schedule):
                 if cluster is not None:
                     cluster.run(schedule, progress, workers=workers, options=options)
                 else:
-                    run_locally(schedule, progress, workers=number, options=options, lock=lock)
+                    run_locally(schedule, progress, workers=number, options=options)
         write_tables(store)
     failed = schedule.failed()
     return Outcome(len(schedule.results) - len(failed), schedule.found, failed)

@@ -8,6 +8,7 @@ from typing import Any
 
 from dropmax.errors import RunError
 from dropmax.lab.experiments.plan import Group, Job, Plan
+from dropmax.lab.experiments.records import RunRecord
 from dropmax.lab.experiments.store import Store
 from dropmax.lab.experiments.worker import failure
 
@@ -34,16 +35,15 @@ class Schedule:
         repair: bool = False,
         on_group_done: Callable[[Group], object] = lambda group: None,
         keep_runs: bool = False,
-        stamps: dict[str, Any] | None = None,
     ) -> None:
         self.plan, self.store, self.repair, self.keep_runs = plan, store, repair, keep_runs
-        self.stamps = stamps or {}
         self.on_group_done = on_group_done
         self.groups = {group.key: group for group in plan.groups}
-        self.results: dict[str, dict[str, Any]] = {}
+        self.results: dict[str, RunRecord] = {}
         self.found = 0  #: results that were there already
         self._ready: dict[str, list[Job]] = {"runs": [], "tune": []}
         self._open: dict[str, set[str]] = {}  # group -> ids of its jobs that are not done
+        self._there = store.records()
         for group in plan.groups:
             jobs = self._missing(group.tune_jobs())
             self._open[group.key] = {job.id for job in jobs}
@@ -61,10 +61,13 @@ class Schedule:
         jobs = self._ready["runs"] or self._ready["tune"]
         return jobs.pop(0) if jobs else None
 
-    def finished(self, job: Job, result: dict[str, Any]) -> None:
+    def finished(self, job: Job, result: RunRecord) -> None:
         """Keep the result of a job; a group whose grid is done has its runs released."""
         if job.id in self.results:  # a retry that came through twice
             return
+        result = result.model_copy(
+            update={"schedule_scale": self.plan.schedule_scale, "train_size": self.plan.train_size}
+        )
         self.store.finish(job, result, keep_run=self.keep_runs)
         self.results[job.id] = result
         waiting = self._open[job.group]
@@ -78,7 +81,7 @@ class Schedule:
 
     def failed(self) -> dict[str, str]:
         """Return the runs that failed, and why."""
-        return {name: result["reason"] for name, result in self.results.items() if result["status"] == "failed"}
+        return {name: result.reason for name, result in self.results.items() if result.status == "failed"}
 
     def _release(self, group: Group) -> None:
         tuning = [self.results[job.id] for job in group.tune_jobs()]
@@ -86,9 +89,9 @@ class Schedule:
         jobs = self._missing(group.run_jobs(point or {}, self.plan.runs))
         self._open[group.key] = {job.id for job in jobs}
         if point is None and tuning:
-            reason = f"none of the {len(tuning)} grid points could be trained: {tuning[0]['reason']}"
+            reason = f"none of the {len(tuning)} grid points could be trained: {tuning[0].reason}"
             for job in jobs:
-                self.finished(job, failure(job, reason, self.stamps))
+                self.finished(job, failure(job, reason))
             return
         self._ready["runs"] += jobs
 
@@ -97,38 +100,33 @@ class Schedule:
         missing = []
         for job in jobs:
             result = self._stored(job)
-            self.store.tidy(job, done=result is not None)
             if result is None:
                 missing.append(job)
-            else:
-                self.results[job.id] = result
-                self.found += 1
+                continue
+            self.store.tidy(job, keep_run=self.keep_runs)
+            self.results[job.id] = result
+            self.found += 1
         return missing
 
-    def _stored(self, job: Job) -> dict[str, Any] | None:
+    def _stored(self, job: Job) -> RunRecord | None:
+        """Return the record of a job, or None where it is to be done, which --repair says of failed runs, too."""
+        result = self._there.get(job.id)
+        if result is None or (self.repair and result.status == "failed"):
+            return None
         try:
-            result = self.store.read(job)
+            return self.store.match(job, result)
         except RunError:
             if not self.repair:
                 raise
             return None
-        # --repair gives failed runs another chance, too.
-        return None if self.repair and result is not None and result["status"] == "failed" else result
 
 
-def best_point(tuning: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the grid point with the lowest validation error, ties broken by validation NLL; None where all failed.
-
-    >>> def result(gamma, error, nll):
-    ...     found = {"error": error, "nll": nll}
-    ...     return {"status": "done", "point": {"head.gamma": gamma}, "validation": {"mean": found}}
-    >>> best_point([result(1.0, 0.05, 0.2), result(0.1, 0.04, 0.3), result(0.01, 0.04, 0.2)])
-    {'head.gamma': 0.01}
-    """
+def best_point(tuning: list[RunRecord]) -> dict[str, Any] | None:
+    """Return the grid point with the lowest validation error, ties broken by validation NLL; None where all failed."""
     best, lowest = None, (math.inf, math.inf)
     for result in tuning:
-        if result["status"] == "done":
-            found = result["validation"]["mean"]
+        if result.status == "done":
+            found = result.validation["mean"]
             if (found["error"], found["nll"]) < lowest:
-                best, lowest = result["point"], (found["error"], found["nll"])
+                best, lowest = result.point, (found["error"], found["nll"])
     return best

@@ -1,39 +1,43 @@
-"""The directory results go to: the plan they belong to, and one JSON file a run, whole or not there.
+"""The directory of a table or study: everything measured in one append-only file, ``results.jsonl``.
 
 ========================  ==========================================================================================
-``plan.json``             what decides the results; another plan is refused
-``tune/``, ``runs/``      one file a training run
+``results.jsonl``         one line per training run, and one per change of the plan they belong to
+``tables.md``             the tables
+``runs.csv``              the runs as a table, one row each
 ``work/``                 runs in progress
-``table*.*``              the tables
+``models/``               the trained models, with ``--keep-runs``
 ========================  ==========================================================================================
+
+A run is done once its line is in the file. A process that is killed while writing leaves part of a line, which readers
+ignore and the next writer removes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import math
 import os
-import re
 import shutil
-import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import filelock
+from pydantic import ValidationError
+
 from dropmax.errors import DropMaxError, RunError
-from dropmax.lab.experiments.plan import Group, Job, Plan, check_sizes
-from dropmax.lab.experiments.worker import FORMAT
-from dropmax.workbench.files import CannotWrite, lock, parse_json, write_atomically
+from dropmax.lab.experiments.plan import Group, Job, Plan
+from dropmax.lab.experiments.records import GroupRecord, PlanRecord, Record, RunRecord
+from dropmax.workbench.files import CannotWrite, parse_json, write_atomically
 from dropmax.workbench.recipes import recipe_from_dict
 
-__all__ = ["Store"]
+__all__ = ["FILE", "Store"]
+
+#: The name of the file.
+FILE = "results.jsonl"
 
 _SECONDS_TO_WAIT_FOR_LOCK = 30.0
-
-#: What a process that was killed before it had a plan may leave.
-_BEGUN = re.compile(r"\.lock|\.plan\.json\.\w{8}\.tmp")
 
 
 class Store:
@@ -41,12 +45,13 @@ class Store:
 
     >>> import tempfile
     >>> store = Store(tempfile.mkdtemp())
-    >>> store.results()
+    >>> store.runs()
     []
     """
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
+        self.file = self.path / FILE
 
     # --- the plan ------------------------------------------------------------------------------------------------
 
@@ -54,259 +59,248 @@ class Store:
         """Raise where the results of a plan would not belong with those that are here; change nothing."""
         if self.path.exists() and not self.path.is_dir():
             raise RunError(f"{self.path} is not a directory: choose another place with --out")
-        there = self.plan_dict()
-        if there is not None:
-            if self._has_results():
-                _compare(_plan_to_dict(plan), there, self.path)
-        elif self.path.exists() and any(not _BEGUN.fullmatch(path.name) for path in self.path.iterdir()):
-            raise RunError(f"{self.path} is not empty and holds no plan.json: choose another place with --out")
+        self._refuse_old_layout()
+        if self.file.exists():
+            there = self.plan_record()
+            if there is not None and self.records():
+                _compare(_to_record(plan), there, self.path)
+        elif self.path.exists() and any(path.name not in (".lock", "work") for path in self.path.iterdir()):
+            raise RunError(f"{self.path} is not empty and holds no {FILE}: choose another place with --out")
 
     def join(self, plan: Plan, command: str) -> None:
         """Make the plan part of this directory's; one of which nothing was done yet is replaced."""
         self.check(plan)
-        mine = {**_plan_to_dict(plan), "commands": [command]}
-        there = self.plan_dict()
-        if there is not None and self._has_results():
-            mine["groups"] = there["groups"] | mine["groups"]
-            mine["runs"] = max(there["runs"], mine["runs"])
-            mine["commands"] = list(dict.fromkeys([*there["commands"], command]))
-        # The plan first: whoever is killed here leaves either a directory as good as empty, or one with a plan.
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            if mine != there:
-                write_atomically(self.path / "plan.json", json.dumps(mine, indent=1) + "\n")
-            for folder in ("tune", "runs", "work"):
-                (self.path / folder).mkdir(exist_ok=True)
-        except OSError as error:
-            raise RunError(f"cannot make directories in {self.path}: {error.strerror or error}") from error
+        mine, there = _to_record(plan, [command]), self.plan_record()
+        if there is not None and self.records():
+            commands = list(dict.fromkeys([*there.commands, command]))
+            mine = mine.model_copy(
+                update={
+                    "groups": there.groups | mine.groups,
+                    "runs": max(there.runs, mine.runs),
+                    "commands": commands,
+                }
+            )
+        if mine != there:
+            self.append(mine)
 
-    def _has_results(self) -> bool:
-        return any(True for kind in ("tune", "runs") for _ in (self.path / kind).glob("*.json"))
-
-    def plan_dict(self) -> dict[str, Any] | None:
+    def plan_record(self) -> PlanRecord | None:
         """Return the plan of this directory as it is stored, or None where there is none."""
-        file = self.path / "plan.json"
-        if not file.exists():
-            return None
-        try:
-            found = parse_json(file.read_text(encoding="utf-8"))
-            _plan_from_dict(found)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-            raise RunError(f"{file} is damaged ({error!r}): restore it, or choose another place with --out") from error
-        return dict(found)
+        plans = [record for record in self._read() if isinstance(record, PlanRecord)]
+        return plans[-1] if plans else None
 
     def plan(self) -> Plan:
         """Return the plan of this directory: all that was ever asked for here."""
-        found = self.plan_dict()
+        self._refuse_old_layout()
+        found = self.plan_record()
         if found is None:
             raise RunError(
                 f"there are no results in {self.path}: `dropmax reproduce mnist-1k --out {self.path}` makes some"
             )
-        return _plan_from_dict(found)
+        try:
+            return _to_plan(found)
+        except DropMaxError as error:
+            raise RunError(f"{self.file}: the plan cannot be used: {error}") from error
+
+    def _refuse_old_layout(self) -> None:
+        if (self.path / "plan.json").exists() and not self.file.exists():
+            raise RunError(
+                f"{self.path} was written by an earlier version of dropmax (plan.json and one JSON file per run), "
+                f"which this version does not read: finish it with that version, or start again with another --out"
+            )
 
     # --- results -------------------------------------------------------------------------------------------------
 
-    def file(self, job: Job) -> Path:
-        """Return where the result of a job is, or will be."""
-        return self.path / f"{job.id}.json"
+    def records(self) -> dict[str, RunRecord]:
+        """Return the record of every job that was done or failed; the last one where there are several."""
+        return {record.job: record for record in self._read() if isinstance(record, RunRecord)}
+
+    def runs(self, kind: str = "runs") -> list[RunRecord]:
+        """Return the records of one kind, in the order of their names."""
+        return [record for _, record in sorted(self.records().items()) if record.kind == kind]
+
+    def match(self, job: Job, record: RunRecord) -> RunRecord:
+        """Return the record if it is that of the job; raise where its name is and what it was made with is not."""
+        difference = _difference(_normal(job.recipe.to_dict()), _normal(record.recipe))
+        if difference is not None:
+            raise RunError(
+                f"{self.file}: {job.id} was made with another recipe ({difference}): add --repair to do the run again"
+            )
+        # The winning point is taken from results: it must be the one that was asked for, not what a file makes of it.
+        difference = _difference(json.loads(json.dumps(job.point)), record.point, "point")
+        if difference is not None:
+            raise RunError(
+                f"{self.file}: {job.id} is that of another grid point ({difference}): add --repair to do the run again"
+            )
+        return record
+
+    def append(self, record: Record) -> None:
+        """Write a record at the end of the file, whole or not at all."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with open(self.file, "a+b") as file:
+                file.seek(0)
+                content = file.read()
+                end = _end_of_whole_lines(content)
+                file.truncate(end)
+                line = record.to_json().encode() + b"\n"
+                try:
+                    file.write(line if content[:end].endswith(b"\n") or not end else b"\n" + line)
+                    file.flush()
+                    os.fsync(file.fileno())
+                except OSError:
+                    with contextlib.suppress(OSError):
+                        file.truncate(end)
+                    raise
+        except OSError as error:
+            raise CannotWrite(f"cannot write {self.file}: {error.strerror or error}") from error
+
+    def repair(self) -> None:
+        """Move lines that cannot be read to ``results.jsonl.damaged``, so that their runs are done again."""
+        if not self.file.exists():
+            return
+        lines = self.file.read_bytes().splitlines()
+        good = [line for line in lines if _is_whole(line)]
+        bad = [line for line in lines if not _is_whole(line)]
+        if bad:
+            damaged = self.file.with_name(f"{FILE}.damaged")
+            before = damaged.read_bytes().splitlines() if damaged.exists() else []
+            write_atomically(damaged, b"".join(line + b"\n" for line in [*before, *bad]))
+            write_atomically(self.file, b"".join(line + b"\n" for line in good))
+
+    def _read(self) -> list[PlanRecord | RunRecord]:
+        try:
+            content = self.file.read_bytes()
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise RunError(f"cannot read {self.file}: {error.strerror or error}") from error
+        end = _end_of_whole_lines(content)
+        if end < len(content):
+            warnings.warn(f"{self.file}: ignored the last line, which was not written to its end", stacklevel=3)
+        found: list[PlanRecord | RunRecord] = []
+        try:
+            found.extend(_parse(line) for line in content[:end].splitlines())
+        except ValueError as error:
+            raise RunError(
+                f"{self.file}, line {len(found) + 1}, is damaged ({error}): add --repair to set it aside and do the "
+                "run again"
+            ) from error
+        return found
+
+    # --- runs under way ------------------------------------------------------------------------------------------
 
     def work(self, job: Job) -> Path:
         """Return where a job trains."""
         return self.path / "work" / job.id.replace("/", "-")
 
-    def read(self, job: Job) -> dict[str, Any] | None:
-        """Return the result of a job, None where there is none yet; a damaged file raises and is named."""
-        file = self.file(job)
-        if not file.exists():
-            return None
-        result = _read(file)
-        if result["job"] != job.id:
-            raise RunError(f"{file} holds the result of {result['job']!r}: add --repair to do the run again")
-        difference = _difference(_normal(job.recipe.to_dict()), _normal(result["recipe"]))
-        if difference is not None:
-            raise RunError(f"{file} was made with another recipe ({difference}): add --repair to do the run again")
-        # The winning point is taken from results: it must be the one that was asked for, not what a file makes of it.
-        difference = _difference(json.loads(json.dumps(job.point)), result["point"], "point")
-        if difference is not None:
-            raise RunError(f"{file} is that of another grid point ({difference}): add --repair to do the run again")
-        return result
+    def model(self, job: Job) -> Path:
+        """Return where the run directory of a finished job is kept, with ``--keep-runs``."""
+        return self.path / "models" / job.id.replace("/", "-")
 
-    def finish(self, job: Job, result: dict[str, Any], *, keep_run: bool = False) -> None:
-        """Write the result of a job and delete its scratch directory, unless that is to be kept.
+    def finish(self, job: Job, record: RunRecord, *, keep_run: bool = False) -> None:
+        """Write the record of a job; then its run directory is kept under ``models/``, or deleted."""
+        self.append(record)
+        self.tidy(job, keep_run=keep_run)
 
-        The directory gets another name first: should we be killed in between, :meth:`tidy` knows that it may go.
-        """
-        work, ended = self.work(job), self._ended(job)
-        if not keep_run and work.exists():
+    def tidy(self, job: Job, *, keep_run: bool = False) -> None:
+        """Clear up after a job whose record is written, also where a process was killed before it could."""
+        work, model = self.work(job), self.model(job)
+        if keep_run and work.exists():
             try:
-                shutil.rmtree(ended, ignore_errors=True)
-                work.rename(ended)
+                shutil.rmtree(model, ignore_errors=True)
+                model.parent.mkdir(exist_ok=True)
+                work.rename(model)
             except OSError as error:
-                raise CannotWrite(f"cannot rename {work}: {error.strerror or error}") from error
-        self.write(job, result)
-        if not keep_run:
-            shutil.rmtree(ended, ignore_errors=True)
-
-    def tidy(self, job: Job, *, done: bool) -> None:
-        """Clear up after a process that was killed in :meth:`finish`."""
-        work, ended = self.work(job), self._ended(job)
-        if not done and ended.exists() and not work.exists():
-            ended.rename(work)  # trained, but not measured for good
-        shutil.rmtree(ended, ignore_errors=True)
-
-    def _ended(self, job: Job) -> Path:
-        work = self.work(job)
-        return work.with_name(work.name + ",ended")
-
-    def write(self, job: Job, result: dict[str, Any]) -> None:
-        """Write the result of a job, with a digest of what it says."""
-        write_atomically(self.file(job), json.dumps({**result, "sha256": _digest(result)}, indent=1) + "\n")
-
-    def results(self, kind: str = "runs") -> list[dict[str, Any]]:
-        """Return every result there is, in the order of their names."""
-        return [_read(file) for file in sorted((self.path / kind).glob("*.json"))]
-
-    # --- one at a time -------------------------------------------------------------------------------------------
+                raise CannotWrite(f"cannot rename {work} to {model}: {error.strerror or error}") from error
+        shutil.rmtree(work, ignore_errors=True)
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[int | None]:
-        """Hold the directory; workers inherit the lock, so that it lasts until the last of them has gone."""
+    def locked(self) -> Iterator[None]:
+        """Hold the directory: two commands at once would do the same runs."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+            with filelock.FileLock(self.path / ".lock", timeout=_SECONDS_TO_WAIT_FOR_LOCK):
+                yield
+        except filelock.Timeout as error:
+            raise RunError(
+                f"another `dropmax reproduce` is at work in {self.path}: wait, or choose another --out"
+            ) from error
         except OSError as error:
-            raise RunError(f"cannot write in {self.path}: {error.strerror or error}") from error
-        try:
-            deadline = time.monotonic() + _SECONDS_TO_WAIT_FOR_LOCK
-            while not lock(descriptor):
-                if time.monotonic() > deadline:
-                    raise RunError(
-                        f"another `dropmax reproduce` is at work in {self.path}: wait, or choose another --out"
-                    )
-                time.sleep(0.2)  # the workers of a driver that was killed take a moment to save and go
-            yield descriptor if os.name == "posix" else None  # Windows hands no open files to other processes
-        finally:
-            os.close(descriptor)
+            raise CannotWrite(f"cannot write in {self.path}: {error.strerror or error}") from error
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _parse(line: bytes) -> PlanRecord | RunRecord:
+    """Return what a line holds; a ValueError says in a few words what is wrong with it."""
+    found = parse_json(line.decode())
+    kind = PlanRecord if isinstance(found, dict) and found.get("kind") == "plan" else RunRecord
     try:
-        result = parse_json(file.read_text(encoding="utf-8"))
-        digest = result.pop("sha256")
-        if result["format"] != FORMAT:
-            raise ValueError(f"format {result['format']}, expected {FORMAT}")
-        if digest != _digest(result):
-            raise ValueError("it was changed after it was written")
-        _check_result(result)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-        reason = f"no {error}" if isinstance(error, KeyError) else str(error)
-        raise RunError(f"{file} is damaged ({reason}): add --repair to do the run again") from error
-    return dict(result)
+        return kind.model_validate(found)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ValueError(": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))) from None
 
 
-def _check_result(result: dict[str, Any]) -> None:
-    """Raise ValueError or KeyError where a result lacks something, or a number is none: tables are made from these."""
-    kinds = {"job": str, "group": str, "kind": str, "seed": int, "point": dict, "recipe": dict, "status": str}
-    for key, kind in kinds.items():
-        if type(result[key]) is not kind:
-            raise ValueError(f"its {key} is {result[key]!r:.60}")
-    if result["status"] not in ("done", "failed"):
-        raise ValueError(f"its status is {result['status']!r:.60}")
-    if result["status"] == "failed" and not isinstance(result["reason"], str):
-        raise ValueError(f"its reason is {result['reason']!r:.60}")
-    if not 0 <= result.get("seconds", 0.0) < math.inf:
-        raise ValueError(f"it took {result['seconds']!r:.60} seconds")
-    for part, needed in {"validation": {"error", "nll"}, "test": {"error", "nll", "ece"}}.items():
-        if part not in result and (result["status"] == "failed" or (part == "test" and result["kind"] != "runs")):
-            continue
-        if not isinstance(result[part], dict):
-            raise ValueError(f"its {part} is {result[part]!r:.60}")
-        # What tables show and tuning compares; a run that failed may have got as far as this or not.
-        if result["status"] == "done" and not needed <= result[part]["mean"].keys():
-            raise ValueError(f"it lacks one of {', '.join(sorted(needed))} of {part}")
-        for mode, values in result[part].items():
-            for metric, value in values.items():
-                if type(value) not in (int, float) or not math.isfinite(value):
-                    raise ValueError(f"{part}.{mode}.{metric} is {value!r:.60}")
-    if "provenance" in result:
-        origin = result["provenance"]
-        origin["versions"].items(), origin["machine"]["processor"], origin["machine"]["cores"]
-        if not isinstance(origin["commit"], (str, type(None))):
-            raise ValueError("its commit is no text")
+def _is_whole(line: bytes) -> bool:
+    try:
+        _parse(line)
+    except ValueError:
+        return False
+    return True
 
 
-def _digest(result: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(result, sort_keys=True).encode()).hexdigest()
+def _end_of_whole_lines(content: bytes) -> int:
+    """Return where the last whole line ends. One that only lacks its line break counts: an editor may have cut that."""
+    end = content.rfind(b"\n") + 1
+    return len(content) if _is_whole(content[end:]) else end
 
 
-def _plan_to_dict(plan: Plan) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "study": plan.is_study,
-        "schedule_scale": plan.schedule_scale,
-        "train_size": plan.train_size,
-        "overrides": plan.overrides,
-        "tuned_on": plan.tuned_on,
-        "runs": plan.runs,
-        "groups": {
-            group.key: {
-                "data": group.data,
-                "recipe_name": group.recipe_name,
-                "variant": group.variant,
-                "recipe": _normal(group.recipe.to_dict()),
-                "points": list(group.points),
-            }
+def _to_record(plan: Plan, commands: list[str] | None = None) -> PlanRecord:
+    return PlanRecord(
+        kind="plan",
+        format=2,
+        study=plan.is_study,
+        schedule_scale=plan.schedule_scale,
+        train_size=plan.train_size,
+        overrides=json.loads(json.dumps(plan.overrides)),
+        tuned_on=plan.tuned_on,
+        runs=plan.runs,
+        groups={
+            group.key: GroupRecord(
+                data=group.data,
+                recipe_name=group.recipe_name,
+                variant=group.variant,
+                recipe=_normal(group.recipe.to_dict()),
+                points=json.loads(json.dumps(group.points)),
+            )
             for group in plan.groups
         },
-    }
-
-
-def _plan_from_dict(found: dict[str, Any]) -> Plan:
-    for key, kinds in _PLAN_KINDS.items():
-        if type(found.get(key, "")) not in kinds:
-            raise TypeError(f"{key} is {found.get(key)!r:.60}")
-    if not all(isinstance(command, str) for command in found["commands"]):
-        raise TypeError("commands must be texts")
-    for values in found["groups"].values():
-        for key in ("data", "recipe_name", "variant"):  # files bear these names
-            if not _NAME.fullmatch(values[key]):
-                raise ValueError(f"{key} is {values[key]!r:.60}")
-    check_sizes(found["runs"], found["schedule_scale"], found["train_size"])
-    groups = [
-        Group(
-            values["data"],
-            values["recipe_name"],
-            values["variant"],
-            recipe_from_dict(values["recipe"], f"plan.json: {key}"),
-            tuple(values["points"]),
-        )
-        for key, values in found["groups"].items()
-    ]
-    return Plan(
-        tuple(groups),
-        found["runs"],
-        found["schedule_scale"],
-        found["train_size"],
-        found["overrides"],
-        found["study"],
-        found.get("tuned_on", ""),
+        commands=commands or [],
     )
 
 
-_NAME = re.compile(r"[\w.+-]+")
-_PLAN_KINDS: dict[str, tuple[type, ...]] = {
-    "study": (bool,),
-    "schedule_scale": (int, float),
-    "train_size": (int,),
-    "overrides": (dict,),
-    "tuned_on": (str,),
-    "runs": (int,),
-    "groups": (dict,),
-    "commands": (list,),
-}
+def _to_plan(found: PlanRecord) -> Plan:
+    groups = [
+        Group(
+            group.data,
+            group.recipe_name,
+            group.variant,
+            recipe_from_dict(group.recipe, f"the plan of {key}"),
+            tuple(group.points),
+        )
+        for key, group in found.groups.items()
+    ]
+    return Plan(
+        tuple(groups),
+        found.runs,
+        found.schedule_scale,
+        found.train_size,
+        found.overrides,
+        found.study,
+        found.tuned_on,
+    )
 
 
-def _compare(mine: dict[str, Any], there: dict[str, Any], path: Path) -> None:
+def _compare(mine: PlanRecord, there: PlanRecord, path: Path) -> None:
     """Raise where two plans cannot share a directory, naming the first thing that differs."""
 
     def refuse(what: str) -> None:
@@ -319,20 +313,19 @@ def _compare(mine: dict[str, Any], there: dict[str, Any], path: Path) -> None:
         ("overrides", "--set"),
         ("tuned_on", "--tuned-from"),
     ):
-        difference = _difference(mine[key], there.get(key, ""))
+        difference = _difference(getattr(mine, key), getattr(there, key))
         if difference is not None:
             refuse(f"{option}: {difference}")
-    for key, group in mine["groups"].items():
-        for other in there["groups"].values():
-            if other["data"] == group["data"] and other["recipe_name"] != group["recipe_name"]:
-                refuse(f"--recipe for {group['data']}: {other['recipe_name']!r} there, {group['recipe_name']!r} here")
-        if key not in there["groups"]:
+    for key, group in mine.groups.items():
+        for other in there.groups.values():
+            if other.data == group.data and other.recipe_name != group.recipe_name:
+                refuse(f"--recipe for {group.data}: {other.recipe_name!r} there, {group.recipe_name!r} here")
+        if key not in there.groups:
             continue
-        stored = there["groups"][key]
-        difference = _difference(group["points"], stored["points"])
-        if difference is not None:
-            refuse(f"what is tuned for {key}: {len(stored['points'])} points there, {len(group['points'])} here")
-        difference = _difference(group["recipe"], _normal(stored["recipe"]))
+        stored = there.groups[key]
+        if group.points != stored.points:
+            refuse(f"what is tuned for {key}: {len(stored.points)} points there, {len(group.points)} here")
+        difference = _difference(group.recipe, _normal(stored.recipe))
         if difference is not None:
             refuse(f"{key}: {difference}")
 

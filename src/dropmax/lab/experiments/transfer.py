@@ -48,7 +48,8 @@ def _fixed(group: Group, tuned: dict[str, Group], store: Store) -> Group:
             f"--tuned-from {store.path} has no tuned {group.variant!r}, only {', '.join(tuned)}: "
             "choose --heads from these"
         )
-    results = [result for job in source.tune_jobs() if (result := store.read(job)) is not None]
+    there = store.records()
+    results = [store.match(job, there[job.id]) for job in source.tune_jobs() if job.id in there]
     point = best_point(results)
     if len(results) < len(source.points) or point is None:
         raise InvalidValue(

@@ -6,6 +6,7 @@ results go out the same way. It imports torch once and then works through many j
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -16,21 +17,23 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import filelock
+
 from dropmax.errors import DataError, DropMaxError, MissingDependency, RunError
 from dropmax.lab.experiments.plan import Job
+from dropmax.lab.experiments.records import RunRecord
 from dropmax.workbench.files import CannotWrite
 
-__all__ = ["FORMAT", "failure", "run_job"]
-
-#: Version of the result files.
-FORMAT = 1
+__all__ = ["failure", "run_job"]
 
 #: The loop says where it kept the last good state; here that place is about to be deleted.
 _KEPT = re.compile(r"; the state before epoch (\d+) is kept in .*")
+
+_SECONDS_TO_WAIT_FOR_LOCK = 60.0
 
 #: Masks drawn for an example in mode mc.
 SAMPLES = 100
@@ -43,9 +46,8 @@ def run_job(
     data_dir: Path | str | None = None,
     modes: Sequence[str] | None = None,
     command: str | None = None,
-    stamps: dict[str, Any] | None = None,
     device: str | None = None,
-) -> dict[str, Any]:
+) -> RunRecord:
     """Train a job in the directory ``work``, going on where a killed attempt stopped, and return its result.
 
     A tuning job is measured on the validation set only. A run that diverges gives a result with status ``failed``.
@@ -56,25 +58,41 @@ def run_job(
     >>> tiny = {"training.epochs": 1, "data.train_size": 50, "data.validation_size": 50}
     >>> job = plan_table(["mnist-1k"], heads=["softmax"], tune=False, overrides=tiny).groups[0].run_jobs({}, 1)[0]
     >>> result = run_job(job, Path(tempfile.mkdtemp()) / "work")
-    >>> result["status"], sorted(result["test"]["mean"])
+    >>> result.status, sorted(result.test["mean"])
     ('done', ['aurc', 'brier', 'ece', 'error', 'nll'])
     """
+    with _alone_in(work):
+        return _run(job, work, data_dir, modes, command, device)
+
+
+@contextlib.contextmanager
+def _alone_in(work: Path) -> Iterator[None]:
+    """Wait for a worker whose driver was killed: before it ends, it saves a checkpoint in this directory."""
+    lock = work.with_name(work.name + ".lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with filelock.FileLock(lock, timeout=_SECONDS_TO_WAIT_FOR_LOCK):
+            yield
+    except filelock.Timeout as error:
+        raise RunError(f"another process is training in {work}: wait for it, or end it") from error
+    finally:
+        with contextlib.suppress(OSError):
+            lock.unlink()
+
+
+def _run(
+    job: Job,
+    work: Path,
+    data_dir: Path | str | None,
+    modes: Sequence[str] | None,
+    command: str | None,
+    device: str | None,
+) -> RunRecord:
     from dropmax.workbench.provenance import provenance
     from dropmax.workbench.training import Interrupted
 
     started = time.monotonic()
-    result: dict[str, Any] = {
-        "format": FORMAT,
-        "job": job.id,
-        "status": "done",
-        "group": job.group,
-        "kind": job.kind,
-        "seed": job.seed,
-        "point": job.point,
-        **(stamps or {}),
-        "recipe": job.recipe.to_dict(),
-        "resumed": False,
-    }
+    result: dict[str, Any] = {**_about(job), "status": "done", "resumed": False}
     try:
         run, result["resumed"] = _train(job, work, data_dir, device)
         result["last_row"] = run.metrics()[-1]
@@ -87,20 +105,22 @@ def run_job(
         result |= {"status": "failed", "reason": _KEPT.sub(r" (epoch \1)", str(error))}
     result["seconds"] = round(time.monotonic() - started, 3)
     result["provenance"] = {**provenance(command, [job.seed]), "commit": commit_at_start()}
-    return result
+    return RunRecord.model_validate(result)
 
 
-def failure(job: Job, reason: str, stamps: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the result of a job that could not be done.
+def failure(job: Job, reason: str) -> RunRecord:
+    """Return the record of a job that could not be done.
 
     >>> from dropmax.lab.experiments.plan import plan_table
     >>> job = plan_table(["mnist-1k"], heads=["softmax"]).groups[0].run_jobs({}, 1)[0]
-    >>> failure(job, "its process died")["status"]
+    >>> failure(job, "its process died").status
     'failed'
     """
-    about = {"format": FORMAT, "job": job.id, "status": "failed", "reason": reason, "group": job.group}
-    about |= {"kind": job.kind, "seed": job.seed, "point": job.point, **(stamps or {}), "recipe": job.recipe.to_dict()}
-    return about
+    return RunRecord(**_about(job), status="failed", reason=reason)
+
+
+def _about(job: Job) -> dict[str, Any]:
+    return {**json.loads(json.dumps(job.to_dict())), "job": job.id, "seed": job.seed}
 
 
 @functools.cache
@@ -185,13 +205,13 @@ def main() -> None:
         job = Job.from_dict(message["job"])
         options = message["options"]
         try:
-            answer: dict[str, Any] = {"result": run_job(job, Path(message["work"]), **options)}
+            answer: dict[str, Any] = {"result": run_job(job, Path(message["work"]), **options).to_json()}
         except Interrupted:
             sys.exit(128 + signal.SIGTERM)
         except DropMaxError as error:
             answer = {"stop": f"{job.id}: {error}"}
         except Exception as error:  # a bug costs this run, not the others
-            answer = {"result": failure(job, f"{type(error).__name__}: {error}", options["stamps"])}
+            answer = {"result": failure(job, f"{type(error).__name__}: {error}").to_json()}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
