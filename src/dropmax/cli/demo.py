@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,21 +38,22 @@ def demo(
     seconds = time.monotonic() - started
 
     from dropmax import metrics
-    from dropmax.lab.figures.demo import draw_demo
+    from dropmax.lab.figures.demo import contrast, draw_demo
     from dropmax.workbench.evaluation import predict
-    from dropmax.workbench.training import RunDirectory, load_data, load_model
+    from dropmax.workbench.training import load_data, load_model
 
     trained = {head: load_model(path) for head, path in runs.items()}
     test = load_data(trained["dropmax"].recipe).test
     outputs = {head: predict(model.model, model.batches(test)) for head, model in trained.items()}
     found = {head: metrics.evaluate(rows.probs, rows.labels) for head, rows in outputs.items()}
     picture = out / f"demo{'-quick' if quick else ''}.png"
-    logs = {head: RunDirectory(path).metrics() for head, path in runs.items()}
-    draw_demo(picture, test.inputs, outputs["softmax"], outputs["dropmax"], logs)
+    draw_demo(picture, test.inputs, outputs["softmax"], outputs["dropmax"])
+    counts = contrast(outputs["softmax"], outputs["dropmax"])
     if as_json:
-        print(json.dumps({"seed": seed, "epochs": epochs, "seconds": round(seconds, 1), "test": found}))
+        about = {"seed": seed, "epochs": epochs, "seconds": round(seconds, 1)}
+        print(json.dumps({**about, "test": found, "contrast": asdict(counts)}))
         return
-    _print(found, epochs, runs, picture)
+    _print(found, epochs, runs, picture, ". ".join(counts.sentences()))
 
 
 def _train_side_by_side(runs: dict[str, Path], seed: int, epochs: int) -> None:
@@ -106,7 +108,9 @@ def _lines(path: Path) -> int:
         return 0
 
 
-def _print(found: dict[str, dict[str, float]], epochs: int, runs: dict[str, Path], picture: Path) -> None:
+def _print(
+    found: dict[str, dict[str, float]], epochs: int, runs: dict[str, Path], picture: Path, sentences: str
+) -> None:
     from rich.console import Console
     from rich.table import Column, Table
 
@@ -123,10 +127,15 @@ def _print(found: dict[str, dict[str, float]], epochs: int, runs: dict[str, Path
     console = Console(highlight=False)
     console.print()
     console.print(table)
-    console.print(f"\nThe picture: {picture}\n\nNext:", soft_wrap=True)
+    console.print(f"\n{sentences}\n")
+    console.print(f"The picture: {picture}\n\nNext:", soft_wrap=True)
     for command, meaning in (
+        (
+            f"dropmax explore {runs['softmax']} {runs['dropmax']}",
+            "both side by side in the browser; draw your own digit",
+        ),
         (f"dropmax evaluate {runs['dropmax']}", "more metrics of this model"),
         (f"dropmax predict {runs['dropmax']} IMAGE...", "what your own digits are, and may be confused with"),
-        ("dropmax train FOLDER", "the same for your own images, one sub-folder a class"),
+        ("dropmax train FOLDER", "the same for your own images, one sub-folder per class"),
     ):
         console.print(f"  {command}  [dim]# {meaning}[/dim]", soft_wrap=True)

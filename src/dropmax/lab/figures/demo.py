@@ -1,7 +1,8 @@
-"""The demo's picture: how the two heads learned, and what DropMax sees in the digits softmax gets most wrong."""
+"""The demo's picture: how many digits each head gets wrong, how sure it was, and what DropMax saw in some of them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,81 +11,157 @@ from torch import Tensor
 from dropmax.workbench import style
 from dropmax.workbench.evaluation import Outputs
 
-__all__ = ["draw_demo", "hardest_of_each_class"]
+__all__ = ["SURE", "Contrast", "contrast", "draw_demo", "surest_mistakes"]
+
+#: Above this probability an answer counts as sure.
+SURE = 0.99
+_COLUMNS = 8
 
 
-def hardest_of_each_class(outputs: Outputs) -> list[int]:
-    """Return, for each class, the example whose truth the model finds least likely.
+@dataclass(frozen=True)
+class Contrast:
+    """Two models on the same examples, as counts.
 
-    >>> import torch
-    >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])
-    >>> hardest_of_each_class(Outputs(probs, torch.ones_like(probs), torch.tensor([0, 1, 0])))
-    [2, 1]
+    >>> base = Outputs(torch.tensor([[0.995, 0.005], [0.4, 0.6]]), torch.ones(2, 2), torch.tensor([1, 1]))
+    >>> other = Outputs(torch.tensor([[0.3, 0.7], [0.8, 0.2]]), torch.ones(2, 2), torch.tensor([1, 1]))
+    >>> contrast(base, other)
+    Contrast(examples=2, wrong=(1, 1), fixed=1, broken=1, sure_and_wrong=(1, 0))
     """
-    on_truth = outputs.probs.gather(-1, outputs.labels[:, None]).squeeze(-1)
-    classes = range(outputs.probs.shape[-1])
-    return [int(on_truth.masked_fill(outputs.labels != k, 2.0).argmin()) for k in classes]
+
+    examples: int
+    wrong: tuple[int, int]  #: mistakes of the first model and of the second
+    fixed: int  #: mistakes of the first that the second answers correctly
+    broken: int  #: mistakes of the second that the first answers correctly
+    sure_and_wrong: tuple[int, int]  #: mistakes made with a probability above :data:`SURE`
+
+    def sentences(self) -> tuple[str, str]:
+        """Return the headline and the line under it."""
+        head = f"Of {self.examples:,} test digits, softmax gets {self.wrong[0]:,} wrong and DropMax {self.wrong[1]:,}"
+        more = (
+            f"DropMax fixes {self.fixed:,} of softmax's mistakes and makes {self.broken:,} new ones. Wrong with a "
+            f"probability above {SURE:g}: {self.sure_and_wrong[0]:,} against {self.sure_and_wrong[1]:,}."
+        )
+        return head, more
 
 
-def draw_demo(
-    path: Path, images: Tensor, softmax: Outputs, dropmax: Outputs, logs: dict[str, list[dict[str, Any]]]
-) -> None:
-    """Draw learning curves over the hardest test digit of each class, with its retain probabilities."""
-    plt = style.pyplot()
-    figure = plt.figure(figsize=(11, 7.6))
-    top, bottom = figure.subfigures(2, 1, height_ratios=[1.0, 1.75])
-    _curves(top, logs)
-    axes = bottom.subplots(2, 10, width_ratios=[1, 2.2] * 5)
-    bottom.suptitle(
-        "Of each class, the test digit softmax is most wrong about. Bars: DropMax's retain probability ρ of each "
-        "class; dots: its prediction.\n○ the truth   × what softmax says",
-        fontsize=10,
+def contrast(base: Outputs, other: Outputs) -> Contrast:
+    """Count the mistakes of two models on the same examples."""
+    wrong = [one.predicted != one.labels for one in (base, other)]
+    sure = [bad & (one.probs.amax(-1) > SURE) for bad, one in zip(wrong, (base, other), strict=True)]
+    return Contrast(
+        len(base.labels),
+        (int(wrong[0].sum()), int(wrong[1].sum())),
+        int((wrong[0] & ~wrong[1]).sum()),
+        int((~wrong[0] & wrong[1]).sum()),
+        (int(sure[0].sum()), int(sure[1].sum())),
     )
-    for place, index in enumerate(hardest_of_each_class(softmax)):
-        row, column = divmod(place, 5)
-        _digit(axes[row, 2 * column], images[index], int(softmax.labels[index]))
-        _profile(axes[row, 2 * column + 1], index, softmax, dropmax, labelled=column == 0)
+
+
+def surest_mistakes(base: Outputs, chosen: Tensor, limit: int) -> list[int]:
+    """Return the examples among ``chosen`` whose answer the base model was surest of, at most one per true class.
+
+    >>> probs = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.3, 0.7]])
+    >>> base = Outputs(probs, torch.ones(3, 2), torch.tensor([1, 0, 0]))
+    >>> surest_mistakes(base, torch.tensor([True, True, True]), limit=8)
+    [0, 1]
+    """
+    order = base.probs.amax(-1).masked_fill(~chosen, -1.0).argsort(descending=True, stable=True)
+    first: dict[int, int] = {}
+    for index in order[: int(chosen.sum())].tolist():
+        first.setdefault(int(base.labels[index]), index)
+    return list(first.values())[:limit]
+
+
+def draw_demo(path: Path, images: Tensor, softmax: Outputs, dropmax: Outputs) -> None:
+    """Draw the counts, the confidence of wrong answers, and digits that DropMax fixes and that both get wrong."""
+    plt = style.pyplot()
+    figure = plt.figure(figsize=(11, 9.2))
+    parts = figure.subfigures(4, 1, height_ratios=[0.62, 1.75, 2.1, 2.1])
+    found = contrast(softmax, dropmax)
+    headline, more = found.sentences()
+    parts[0].text(0.012, 0.66, headline, fontsize=17, fontweight="bold", va="center")
+    parts[0].text(0.012, 0.16, more, fontsize=12, va="center", color="0.25")
+    _confidence(parts[1], softmax, dropmax, found)
+    wrong = [one.predicted != one.labels for one in (softmax, dropmax)]
+    rule = "shown: of each class the one softmax is surest about, surest first"
+    fixed = surest_mistakes(softmax, wrong[0] & ~wrong[1], _COLUMNS)
+    both = surest_mistakes(softmax, wrong[0] & wrong[1], _COLUMNS)
+    title = f"Softmax is wrong, DropMax is right: {found.fixed:,} digits"
+    _row(parts[2], f"{title} ({rule})", fixed, images, softmax, dropmax)
+    title = f"Both are wrong: {found.wrong[0] - found.fixed:,} digits"
+    _row(parts[3], f"{title} ({rule})", both, images, softmax, dropmax, key=True)
     style.save(figure, path)
 
 
-def _curves(figure: Any, logs: dict[str, list[dict[str, Any]]]) -> None:
-    left, right = figure.subplots(1, 2)
-    looks = {"softmax": (style.ORANGE, "--"), "dropmax": (style.BLUE, "-")}
-    for name, rows in logs.items():
-        colour, line = looks[name]
-        measured = [row for row in rows if "validation" in row]
-        epochs = [row["epoch"] for row in measured]
-        left.plot(epochs, [100 * row["validation"]["error"] for row in measured], line, color=colour, label=name)
-        right.plot(epochs, [row["validation"]["nll"] for row in measured], line, color=colour, label=name)
-    left.set(title="Validation error", xlabel="epoch", ylabel="%")
-    right.set(title="Validation NLL", xlabel="epoch", ylabel="nats")
-    for axes in (left, right):
-        axes.set_ylim(bottom=0)
-        axes.legend()
+def _confidence(figure: Any, softmax: Outputs, dropmax: Outputs, found: Contrast) -> None:
+    panels = figure.subplots(1, 2, sharey=True)
+    edges = [k / 20 for k in range(21)]
+    looks = (("softmax", softmax, style.ORANGE), ("DropMax", dropmax, style.BLUE))
+    for place, (panel, (name, outputs, colour)) in enumerate(zip(panels, looks, strict=True)):
+        values = outputs.probs.amax(-1)[outputs.predicted != outputs.labels].clamp(max=1.0)
+        sure = values > SURE
+        panel.hist(
+            [values[sure].numpy(), values[~sure].numpy()], edges, stacked=True, color=["black", colour],
+            edgecolor="white", linewidth=0.8,
+        )  # fmt: skip
+        panel.set(xlim=(0.2, 1.0), xlabel="probability given to the wrong answer")
+        panel.set_title(f"{name}: {found.wrong[place]:,} wrong answers", loc="left", fontsize=11, fontweight="bold")
+        words = f"black: {found.sure_and_wrong[place]:,} with a probability above {SURE:g}"
+        panel.text(0.03, 0.86, words, transform=panel.transAxes, fontsize=10.5)
+        panel.grid(axis="x", visible=False)
+    panels[0].set_ylabel("digits")
+    panels[1].tick_params(labelleft=True)
 
 
-def _digit(axes: Any, image: Tensor, truth: int) -> None:
-    axes.imshow(image.squeeze(0).numpy(), cmap="gray_r", interpolation="nearest")
-    axes.set_title(f"a {truth}", color=style.TRUTH, fontweight="bold")
-    axes.set(xticks=[], yticks=[])
-    axes.grid(False)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+def _row(
+    figure: Any, title: str, chosen: list[int], images: Tensor, softmax: Outputs, dropmax: Outputs, *, key: bool = False
+) -> None:
+    axes = figure.subplots(2, _COLUMNS, height_ratios=[1.15, 1])
+    figure.suptitle(title, fontsize=11, fontweight="bold", x=0.012, ha="left")
+    for column in range(_COLUMNS):
+        picture, profile = axes[0, column], axes[1, column]
+        if column >= len(chosen):
+            picture.set_visible(False)
+            profile.set_visible(False)
+            continue
+        index = chosen[column]
+        picture.imshow(images[index].squeeze(0).numpy(), cmap="gray_r", interpolation="nearest")
+        style.bare(picture)
+        picture.set_title(" \n ", fontsize=9.5)  # room for the two lines below, each in its own colour
+        for line, (name, one) in enumerate((("softmax", softmax), ("DropMax", dropmax))):
+            said = int(one.predicted[index])
+            words = f"{name} {said} ({float(one.probs[index].max()):.2f})"
+            colour = style.TRUTH if said == int(one.labels[index]) else style.RED
+            place = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "center", "fontsize": 8.5}
+            picture.annotate(words, (0.5, 1.0), (0, 15 - 11 * line), color=colour, **place).set_in_layout(False)
+        _profile(profile, index, softmax, dropmax)
+        if column:
+            profile.set_yticklabels([])
+    if chosen:
+        axes[1, 0].set_ylabel("retain\nprobability ρ", fontsize=8)
+    if key:
+        handles = [
+            _patch(colour, name)
+            for colour, name in ((style.TRUTH, "the truth"), (style.RED, "softmax's wrong answer"), (_OTHER, "other"))
+        ]
+        figure.legend(handles=handles, loc="outside lower left", ncol=3, fontsize=9, title=None)
 
 
-def _profile(axes: Any, index: int, softmax: Outputs, dropmax: Outputs, *, labelled: bool) -> None:
-    rho, p = dropmax.retain[index].tolist(), dropmax.probs[index].tolist()
-    truth, wrong, answer = int(dropmax.labels[index]), int(softmax.probs[index].argmax()), p.index(max(p))
+_OTHER = "#BFD4E2"
+
+
+def _patch(colour: str, label: str) -> Any:
+    from matplotlib.patches import Patch
+
+    return Patch(color=colour, label=label)
+
+
+def _profile(axes: Any, index: int, softmax: Outputs, dropmax: Outputs) -> None:
+    rho = dropmax.retain[index].tolist()
+    truth, rival = int(dropmax.labels[index]), int(softmax.predicted[index])
     classes = range(len(rho))
-    axes.bar(classes, rho, width=0.8, color=[style.BLUE if k in (truth, wrong) else "#9CC7E0" for k in classes])
-    axes.plot(classes, p, ".", color="black", markersize=5)
-    # The marks sit above the bars: o the truth, x what softmax says.
-    axes.plot([truth], [1.08], "o", color=style.TRUTH, markersize=6, fillstyle="none", markeredgewidth=1.6)
-    axes.plot([wrong], [1.08], "x", color=style.RED, markersize=6, markeredgewidth=1.8)
-    colour = style.TRUTH if answer == truth else style.RED
-    axes.set_title(f"softmax {wrong} · DropMax {answer}", fontsize=8, color=colour)
-    axes.set(xticks=list(classes), ylim=(0, 1.18), yticks=[0, 0.5, 1], xlim=(-0.7, len(rho) - 0.3))
-    axes.tick_params(labelsize=7)
-    axes.grid(False)
-    if not labelled:
-        axes.set_yticklabels([])
+    colours = [style.TRUTH if k == truth else style.RED if k == rival else _OTHER for k in classes]
+    axes.bar(classes, rho, width=0.82, color=colours)
+    axes.set(xticks=list(classes), ylim=(0, 1), yticks=[0, 0.5, 1], xlim=(-0.7, len(rho) - 0.3))
+    axes.tick_params(labelsize=7, length=2)
+    axes.grid(axis="x", visible=False)
