@@ -79,6 +79,36 @@ def test_a_run_is_measured_in_every_mode_and_a_tuning_run_never_on_the_test_set(
     assert RunRecord.model_validate_json(run.to_json()) == run
 
 
+def test_the_scaled_metrics_are_those_of_a_temperature_fitted_on_the_held_out_rows(tmp_path: Path) -> None:
+    import torch
+
+    from dropmax import metrics
+    from dropmax.workbench.evaluation import predict
+    from dropmax.workbench.training import load_data, load_model
+
+    job = plan({**TINY, "training.epochs": 5}, heads=["dropmax"]).groups[0].run_jobs({}, 1)[0]
+    run = run_job(job, tmp_path / "run", modes=["mean", "exact"])
+    trained, data = load_model(tmp_path / "run"), load_data(job.recipe, None)
+    assert set(run.temperature) == {"mean", "exact"}
+    for mode, temperature in run.temperature.items():
+        held_out, test = (predict(trained.model, trained.batches(x), mode=mode) for x in (data.validation, data.test))
+
+        def nll(t: float, outputs: Any = held_out) -> float:
+            log_p = (outputs.probs.double().log() / t).log_softmax(-1)
+            return -log_p.gather(1, outputs.labels[:, None]).mean().item()
+
+        assert nll(temperature) <= min(nll(temperature * 1.01), nll(temperature / 1.01)), "it is the minimum"
+        scaled = (test.probs.double().log() / temperature).softmax(-1)
+        for name, value in metrics.evaluate(scaled, test.labels).items():
+            # float32 probabilities against float64 ones; a row of 10,000 may change its bin of the calibration error
+            assert run.test[mode][f"{name}_scaled"] == pytest.approx(
+                value, rel=1e-4, abs=1e-3 if name == "ece" else 1e-5
+            )
+        assert run.test[mode]["error_scaled"] == run.test[mode]["error"]
+    assert torch.isfinite(torch.tensor(list(run.temperature.values()))).all()
+    assert not any(name.endswith("_scaled") for name in run.validation["mean"]), "fitted there, so not measured there"
+
+
 def test_a_run_that_diverges_is_a_result_with_a_reason(tmp_path: Path) -> None:
     job = plan({**TINY, "training.epochs": 3, "training.learning_rate": 1e30}).groups[0].run_jobs({}, 1)[0]
     found = run_job(job, tmp_path / "work")

@@ -50,7 +50,9 @@ def run_job(
 ) -> RunRecord:
     """Train a job in the directory ``work``, going on where a killed attempt stopped, and return its result.
 
-    A tuning job is measured on the validation set only. A run that diverges gives a result with status ``failed``.
+    A tuning job is measured on the validation set only. A run is measured on the test set twice: as predicted, and
+    (``nll_scaled``, ...) with a temperature that was fitted on the validation set, one per prediction mode. A run that
+    diverges gives a result with status ``failed``.
     Wrong data or a wrong recipe is not a property of the run, and raises.
 
     >>> import tempfile
@@ -58,8 +60,8 @@ def run_job(
     >>> tiny = {"training.epochs": 1, "data.train_size": 50, "data.validation_size": 50}
     >>> job = plan_table(["mnist-1k"], heads=["softmax"], tune=False, overrides=tiny).groups[0].run_jobs({}, 1)[0]
     >>> result = run_job(job, Path(tempfile.mkdtemp()) / "work")
-    >>> result.status, sorted(result.test["mean"])
-    ('done', ['aurc', 'brier', 'ece', 'error', 'nll'])
+    >>> result.status, [name for name in result.test["mean"] if name.startswith("nll")]
+    ('done', ['nll', 'nll_scaled'])
     """
     with _alone_in(work):
         return _run(job, work, data_dir, modes, command, device)
@@ -156,6 +158,7 @@ def _measure(
     import torch
 
     from dropmax import metrics
+    from dropmax.calibration import apply_temperature, fit_temperature
     from dropmax.heads import MODES
     from dropmax.heads.masked import MaskedHead
     from dropmax.workbench.evaluation import predict
@@ -171,14 +174,23 @@ def _measure(
         {"validation": data.validation} if job.kind == "tune" else {"validation": data.validation, "test": data.test}
     )
     found: dict[str, Any] = {
-        "examples": {"train": len(data.train), **{name: len(part) for name, part in splits.items()}}
+        "examples": {"train": len(data.train), **{name: len(part) for name, part in splits.items()}},
+        **{name: {} for name in splits},
+        "temperature": {},
     }
-    for name, split in splits.items():
-        found[name] = {}
-        for mode in supported:
+    for mode in supported:
+        answers = {}
+        for name, split in splits.items():
             generator = torch.Generator(next(trained.model.parameters()).device).manual_seed(job.seed)
             outputs = predict(trained.model, trained.batches(split), mode=mode, samples=SAMPLES, generator=generator)
-            found[name][mode] = metrics.evaluate(outputs.probs, outputs.labels)
+            answers[name] = outputs.probs, outputs.labels
+            found[name][mode] = metrics.evaluate(*answers[name])
+        if job.kind == "runs":
+            temperature = fit_temperature(*answers["validation"], from_probs=True)
+            probs, labels = answers["test"]
+            scaled = metrics.evaluate(apply_temperature(probs, temperature, from_probs=True), labels)
+            found["test"][mode] |= {f"{name}_scaled": value for name, value in scaled.items()}
+            found["temperature"][mode] = temperature
     return found
 
 
