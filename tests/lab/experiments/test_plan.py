@@ -15,7 +15,7 @@ from dropmax.lab.experiments import Job, plan_study, plan_table, study_names
 from dropmax.lab.experiments.plan import TUNING_SEED
 
 MNIST = ["mnist-1k", "mnist-5k", "mnist-55k"]
-OTHERS = ["cifar-10", "cifar-100", "awa2", "cub"]
+OTHERS = ["cifar-10", "cifar-100", "awa", "awa2", "cub"]
 
 
 @pytest.mark.parametrize(("data", "budget"), [(name, 12) for name in MNIST] + [(name, 3) for name in OTHERS])

@@ -76,7 +76,7 @@ def test_cells_without_numbers_say_why(store: Store) -> None:
     assert table.cells["softmax", "mnist-5k"].note == "not run"
     assert table.cells["random-dropmax", "mnist-1k"].note == "not run"
     assert table.cells["dropmax", "cifar-100"].note == "needs a GPU-week"
-    assert table.cells["dropmax", "awa"].note == "images withdrawn"
+    assert table.cells["dropmax", "awa"].note == "images no longer distributed"
     assert table.cells["dropmax", "mnist-1k"].note == ""
 
 

@@ -25,7 +25,7 @@ def test_the_inventory_finds_without_reading(tmp_path: Path) -> None:
     assert (held["cub"].found, held["cub"].missing) == (str(tmp_path / "CUB_200_2011"), ())
     assert held["cifar-10"].missing[0] == "data_batch_2.bin"
     assert held["mnist"].missing[-1] == "t10k-images-idx3-ubyte.gz"
-    assert held["awa2"].found is None
+    assert held["awa2"].found is held["awa"].found is None
 
 
 def test_mnist_that_is_sound_but_not_official(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dropmax.errors import DataError, InvalidValue
+from dropmax.workbench.data import check, fetch, load
 from dropmax.workbench.data import folders as folders_module
-from dropmax.workbench.data import load
 from dropmax.workbench.data.folders import list_cub, list_folder
 from tests.workbench.data.layouts import image_folder, picture, write_cub
 
@@ -133,7 +133,7 @@ def test_damaged_tables_of_cub(tmp_path: Path, file: str, old: str | None, new: 
 
 
 def test_awa2_tests_on_fifty_a_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders_module, "AWA2_TEST_A_CLASS", 5)
+    monkeypatch.setattr(folders_module, "AWA_TEST_A_CLASS", 5)
     root = tmp_path / "Animals_with_Attributes2" / "JPEGImages"
     for k, name in enumerate(["antelope", "grizzly+bear"]):
         for n in range(12 + 10 * k):
@@ -147,6 +147,29 @@ def test_awa2_tests_on_fifty_a_class(tmp_path: Path, monkeypatch: pytest.MonkeyP
         path.unlink()
     with pytest.raises(DataError, match="antelope has 4 images, but 5 a class are for testing"):
         load("awa2", data_dir=tmp_path)
+
+
+def test_awa_is_read_from_its_own_folder_and_never_from_awa2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders_module, "AWA_TEST_A_CLASS", 5)
+    with pytest.raises(
+        DataError, match=r"awa are no longer distributed .* put JPEGImages in .*Animals_with_Attributes;"
+    ):
+        load("awa", data_dir=tmp_path)
+    with pytest.raises(DataError, match="awa are no longer distributed"):
+        fetch("awa", tmp_path)
+    for folder, first in (("Animals_with_Attributes", "0001"), ("Animals_with_Attributes2", "10001")):
+        for name in ("antelope", "grizzly+bear"):
+            for n in range(12):
+                file = f"{name}_{int(first) + n:0{len(first)}}.jpg"
+                picture(tmp_path / folder / "JPEGImages" / name / file, (0, 10 * n, 0))
+    data = load("awa", data_dir=tmp_path, image_size=8)
+    assert data.test.labels.bincount().tolist() == [5, 5]
+    assert data.notes == ("AWA has 30,475 images, and 24 were found",)
+    assert {finding.status for finding in check("awa", tmp_path)} == {"ok"}
+    (tmp_path / "Animals_with_Attributes").rename(tmp_path / "away")
+    (tmp_path / "Animals_with_Attributes2").rename(tmp_path / "Animals_with_Attributes")
+    with pytest.raises(DataError, match=r"antelope_10001\.jpg is an image of AWA2, not of AWA: load it as awa2"):
+        load("awa", data_dir=tmp_path, image_size=8)
 
 
 def test_image_size_is_checked(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ ROWS = {
 WHY_NOT = {
     "cifar-10": "needs a GPU-week",
     "cifar-100": "needs a GPU-week",
-    "awa": "images withdrawn",
+    "awa": "images no longer distributed",
     "cub": "needs a GPU-week",
 }
 

@@ -130,7 +130,7 @@ def make_table(store: Store, metric: str = "error", *, mode: str = "mean") -> Ta
     >>> store.join(plan_table(["mnist-1k"]), "a doctest")
     >>> table = make_table(store)
     >>> table.cells["dropmax", "mnist-1k"].note, table.cells["dropmax", "awa"].note
-    ('not run yet', 'images withdrawn')
+    ('not run yet', 'images no longer distributed')
     """
     if metric not in METRICS:
         raise InvalidValue(

@@ -138,6 +138,8 @@ SOURCES: dict[str, Source] = {
         ),
         3 * _GIGABYTE,
     ),
+    # Not looked for in ".": AWA2 has the same folder JPEGImages.
+    "awa": Source(("Animals_with_Attributes", "AWA"), ("JPEGImages",), (), 0),
     "awa2": Source(
         ("Animals_with_Attributes2", "AWA2", "."),
         ("JPEGImages",),
@@ -163,6 +165,7 @@ NAMES: dict[str, Known] = {
     "cifar-100": Known("cifar-100", 100, (45_000, 5_000, 10_000), "small colour pictures in 20 superclasses"),
     "cifar-100-5k": Known("cifar-100", 100, (5_000, 5_000, 10_000), "the same, 50 a class to train on"),
     "cub": Known("cub", 200, (5_395, 599, 5_794), "birds, Caltech-UCSD Birds-200-2011"),
+    "awa": Known("awa", 50, (25_177, 2_798, 2_500), "animals, Animals with Attributes, no longer distributed"),
     "awa2": Known("awa2", 50, (31_340, 3_482, 2_500), "animals, Animals with Attributes 2"),
 }
 
@@ -225,6 +228,19 @@ def find(source: str, data_dir: Path) -> tuple[Path | None, tuple[str, ...]]:
     return None, known.entries
 
 
+def withdrawn(source: str, data_dir: Path) -> str:
+    """Return what to say about a source that its publisher no longer distributes, where it is not at hand.
+
+    >>> withdrawn("awa", Path("data")).split(":")[0]
+    'the images of awa are no longer distributed by their publisher'
+    """
+    known = SOURCES[source]
+    return (
+        f"the images of {source} are no longer distributed by their publisher: if you have them, put "
+        f"{', '.join(known.entries)} in {data_dir / known.folders[0]}; awa2, its successor, can be fetched"
+    )
+
+
 def must_find(name: str, data_dir: Path) -> Path:
     """Return the folder of the source of ``name``, or raise a DataError that says what to put where.
 
@@ -238,6 +254,8 @@ def must_find(name: str, data_dir: Path) -> Path:
     place, _ = find(source, data_dir)
     if place is None:
         known = SOURCES[source]
+        if not known.downloads:
+            raise DataError(withdrawn(source, data_dir))
         raise DataError(
             f"{name} was not found in {data_dir}: it needs {known.folders[0]}/ with {', '.join(known.entries)} there; "
             f"run `dropmax data fetch {source}`, or name its directory with data_dir or DROPMAX_DATA"

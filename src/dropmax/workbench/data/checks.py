@@ -156,11 +156,11 @@ def _cifar(path: Path, columns: tuple[int, ...], official: int) -> Finding:
 
 
 def _images(source: str, place: Path) -> Iterator[Finding]:
-    from dropmax.workbench.data.folders import list_awa2, list_cub
+    from dropmax.workbench.data.folders import list_awa, list_awa2, list_cub
     from dropmax.workbench.data.images import open_header
 
     try:
-        listing = list_cub(place) if source == "cub" else list_awa2(place)
+        listing = {"cub": list_cub, "awa": list_awa, "awa2": list_awa2}[source](place)
     except DataError as error:
         yield Finding(str(place), "damaged", str(error))
         return

@@ -11,7 +11,7 @@ import urllib.request
 from pathlib import Path
 
 from dropmax.errors import DataError
-from dropmax.workbench.data.catalogue import SOURCES, Download, data_directory, find, source_of
+from dropmax.workbench.data.catalogue import SOURCES, Download, data_directory, find, source_of, withdrawn
 from dropmax.workbench.data.dataset import spell
 from dropmax.workbench.data.unpacking import unpack
 from dropmax.workbench.progress import progress
@@ -38,6 +38,8 @@ def fetch(name: str, data_dir: str | os.PathLike[str] | None = None) -> Path:
     found, missing = find(source, target)
     if found is not None and not missing:
         return found
+    if not known.downloads:
+        raise DataError(withdrawn(source, target))
     folder = known.folders[0]
     try:
         if source == "mnist":

@@ -1,8 +1,9 @@
-"""Images in folders: any folder with a sub-folder a class, and the layouts of AWA2 and CUB-200-2011."""
+"""Images in folders: any folder with a sub-folder a class, and the layouts of AWA, AWA2 and CUB-200-2011."""
 
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -14,10 +15,11 @@ from dropmax.workbench.data.images import DEFAULT_IMAGE_SIZE, SUFFIXES, decoded,
 from dropmax.workbench.data.parts import TEST_SEED, Part, Parts
 from dropmax.workbench.data.splits import balanced_subset
 
-__all__ = ["Listing", "list_awa2", "list_cub", "list_folder", "read_listing"]
+__all__ = ["Listing", "list_awa", "list_awa2", "list_cub", "list_folder", "read_listing"]
 
 _VALIDATION = ("val", "validation")
-AWA2_TEST_A_CLASS = 50
+AWA_TEST_A_CLASS = 50
+AWA_IMAGES = 30_475
 
 
 @dataclass(eq=False)
@@ -115,6 +117,26 @@ def list_folder(root: Path) -> Listing:
     return listing
 
 
+def list_awa(folder: Path) -> Listing:
+    """List the first release of Animals with Attributes, which has the layout of :func:`list_awa2`.
+
+    AWA2 shows the same animals in other images, whose names have five digits (``antelope_10001.jpg``) where the first
+    release has four. They are refused: their numbers are not comparable with the paper's.
+
+    >>> list_awa(Path("no such folder"))
+    Traceback (most recent call last):
+    dropmax.errors.DataError: no such folder/JPEGImages cannot be read: ...
+    """
+    listing = list_awa2(folder)
+    files = [path for part in listing.files.values() for path in part]
+    second = next((path for path in files if re.fullmatch(r".*_\d{5}", path.stem)), None)
+    if second is not None:
+        raise DataError(f"{second} is an image of AWA2, not of AWA: load it as awa2")
+    if len(files) != AWA_IMAGES:
+        listing.notes.append(f"AWA has {AWA_IMAGES:,} images, and {len(files):,} were found")
+    return listing
+
+
 def list_awa2(folder: Path) -> Listing:
     """List Animals with Attributes 2: ``JPEGImages/<class>/*.jpg``, 50 images a class for testing, seed or no seed.
 
@@ -125,15 +147,15 @@ def list_awa2(folder: Path) -> Listing:
     everything = list_folder(folder / "JPEGImages")
     labels = np.array(everything.labels["train"], np.int64)
     counts = np.bincount(labels)
-    if counts.min() <= AWA2_TEST_A_CLASS:
+    if counts.min() <= AWA_TEST_A_CLASS:
         short = everything.classes[int(counts.argmin())]
         raise DataError(
-            f"{folder / 'JPEGImages' / short} has {counts.min()} images, but {AWA2_TEST_A_CLASS} a class are for "
+            f"{folder / 'JPEGImages' / short} has {counts.min()} images, but {AWA_TEST_A_CLASS} a class are for "
             "testing and some must be left to train on"
         )
     names = tuple(name.replace("+", " ") for name in everything.classes)
     listing = Listing(everything.root, names, notes=everything.notes)
-    test = set(balanced_subset(labels, AWA2_TEST_A_CLASS * len(counts), TEST_SEED).tolist())
+    test = set(balanced_subset(labels, AWA_TEST_A_CLASS * len(counts), TEST_SEED).tolist())
     for row, (path, label) in enumerate(zip(everything.files["train"], everything.labels["train"], strict=True)):
         listing.add("test" if row in test else "train", path, label)
     return listing

@@ -52,7 +52,7 @@ def load(
     name = os.fspath(name_or_path)
     path = Path(name).expanduser()
     is_table = name not in NAMES and path.suffix.lower() in (".csv", ".parquet")
-    is_folder = name in ("cub", "awa2") or (name not in NAMES and os.path.isdir(path))
+    is_folder = name in ("cub", "awa", "awa2") or (name not in NAMES and os.path.isdir(path))
     if label_column is not None and not is_table:
         raise InvalidValue(f"label_column is for .csv and .parquet tables, not for {name}")
     if image_size is not None and not is_folder:
@@ -92,12 +92,14 @@ def _read_named(name: str, data_dir: Path, image_size: int | None) -> Parts:
     if source == "cifar-100":
         return read_cifar100(folder)
     from dropmax.workbench.data.folders import (
+        list_awa,
         list_awa2,
         list_cub,
         read_listing,
     )  # brings Pillow, which the others do not need
 
-    return read_listing(list_cub(folder) if name == "cub" else list_awa2(folder), image_size)
+    listing = {"cub": list_cub, "awa": list_awa, "awa2": list_awa2}[name](folder)
+    return read_listing(listing, image_size)
 
 
 def _read_path(name: str, path: Path, image_size: int | None, label_column: str) -> Parts:
