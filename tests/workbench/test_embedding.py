@@ -264,3 +264,31 @@ def test_wordllama_is_the_mean_of_token_vectors() -> None:
     assert both[2].abs().sum() == 0
     words = backbone(["one", "two"])
     torch.testing.assert_close(both[0], words.mean(0))
+
+
+@pytest.mark.heavy
+def test_transformers_from_a_path(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "where", "is", "my", "card"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    transformers.BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "bert")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    bert = transformers.BertModel(transformers.BertConfig(vocab_size=len(words), **sizes))
+    bert.save_pretrained(tmp_path / "bert")
+    backbone = load_backbone(f"hf:{tmp_path / 'bert'}", "text")
+    together, alone = backbone(["where is my card", "card"]), backbone(["card"])
+    assert together.shape == (2, 8)
+    torch.testing.assert_close(together[1:], alone, rtol=1e-4, atol=1e-5)  # padding does not count
+
+    transformers.ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(tmp_path / "vit")
+    vit = transformers.ViTModel(transformers.ViTConfig(image_size=16, patch_size=8, **sizes))
+    vit.save_pretrained(tmp_path / "vit")
+    images = torch.zeros(2, 3, 256, 256, dtype=torch.uint8)
+    assert load_backbone(f"hf:{tmp_path / 'vit'}", "images")(images).shape == (2, 8)
+
+
+@pytest.mark.heavy
+def test_transformers_that_are_not_there(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    with pytest.raises(InvalidValue, match="cannot load"):
+        load_backbone(f"hf:{tmp_path / 'nothing'}", "text")
