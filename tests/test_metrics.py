@@ -314,3 +314,41 @@ def test_paired_difference_equals_scipy(seed: int) -> None:
 def test_paired_difference_of_runs_that_differ_by_a_constant() -> None:
     assert metrics.paired_difference([1, 2, 3], [1, 2, 3]) == (0.0, 0.0, 1.0)
     assert metrics.paired_difference([1, 2, 3], [0, 1, 2]) == (1.0, 0.0, 0.0)
+
+
+@given(
+    inside=st.lists(st.integers(0, 9), min_size=1, max_size=30),
+    outside=st.lists(st.integers(0, 9), min_size=1, max_size=30),
+    recall=st.sampled_from([0.1, 0.5, 0.9, 0.95, 1.0]),
+)
+def test_auroc_and_fpr_pair_by_pair(inside: list[int], outside: list[int], recall: float) -> None:
+    wins = [(o > i) + (o == i) / 2 for o in outside for i in inside]
+    a, b = torch.tensor(inside).float(), torch.tensor(outside).float()
+    assert metrics.auroc(a, b) == pytest.approx(sum(wins) / len(wins), abs=1e-15)
+    threshold = min(t for t in inside if sum(i <= t for i in inside) >= recall * len(inside) - 1e-9)
+    assert metrics.fpr_at(a, b, recall) == sum(o <= threshold for o in outside) / len(outside)
+
+
+def test_auroc_is_scikit_learns() -> None:
+    sklearn_metrics = pytest.importorskip("sklearn.metrics")
+    a, b = torch.randn(200), torch.randn(300) + 1
+    labels = [0] * 200 + [1] * 300
+    expected = sklearn_metrics.roc_auc_score(labels, torch.cat((a, b)).numpy())
+    assert metrics.auroc(a, b) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("inside", "kind", "message"),
+    [
+        (torch.empty(0), InvalidValue, "at least one row"),
+        (torch.zeros(2, 2), InvalidValue, r"got shape \(2, 2\)"),
+        (torch.tensor([math.nan]), InvalidValue, "finite scores, got nan"),
+        ([0.5], InvalidType, "inside must be a torch.Tensor"),
+    ],
+)
+def test_bad_scores(inside: Tensor, kind: type[Exception], message: str) -> None:
+    for metric in (metrics.auroc, metrics.fpr_at):
+        with pytest.raises(kind, match=message):
+            metric(inside, torch.ones(3))
+    with pytest.raises(InvalidValue, match="recall must lie in"):
+        metrics.fpr_at(torch.ones(2), torch.ones(2), recall=0.0)

@@ -28,10 +28,12 @@ __all__ = [
     "ReliabilityBins",
     "accuracy_rejection_curve",
     "aurc",
+    "auroc",
     "brier",
     "ece",
     "error",
     "evaluate",
+    "fpr_at",
     "nll",
     "paired_difference",
     "reliability_bins",
@@ -213,6 +215,50 @@ def aurc(probs: Tensor, target: Tensor) -> float:
     """
     _, risk = risk_coverage_curve(probs, target)
     return float(risk.mean())
+
+
+def auroc(inside: Tensor, outside: Tensor) -> float:
+    """Return the probability that an outside row scores higher than an inside row, ties counting one half.
+
+    It is the area under the ROC curve of a score that is to be high for inputs unlike the training data: 1 where it
+    separates them perfectly, 1/2 where it says nothing.
+
+    >>> auroc(inside=torch.tensor([0.1, 0.2, 0.6]), outside=torch.tensor([0.6, 0.9]))
+    0.9166666666666666
+    """
+    inside, outside = _scores("inside", inside), _scores("outside", outside)
+    ordered = inside.sort().values
+    below = torch.searchsorted(ordered, outside, right=False)
+    up_to = torch.searchsorted(ordered, outside, right=True)
+    return float((below + up_to).sum()) / (2 * len(inside) * len(outside))
+
+
+def fpr_at(inside: Tensor, outside: Tensor, recall: float = 0.95) -> float:
+    """Return the share of outside rows that pass as inside where the share ``recall`` of inside rows passes.
+
+    A row passes if its score is at most the threshold, which is the smallest inside score that lets through at least
+    this share of the inside rows.
+
+    >>> fpr_at(inside=torch.tensor([0.1, 0.2, 0.6]), outside=torch.tensor([0.6, 0.9]))
+    0.5
+    """
+    inside, outside = _scores("inside", inside), _scores("outside", outside)
+    if not 0 < recall <= 1:
+        raise InvalidValue(f"recall must lie in (0, 1], such as 0.95, got {recall}")
+    threshold = inside.kthvalue(math.ceil(recall * len(inside) - 1e-9)).values
+    return _mean(outside <= threshold)
+
+
+def _scores(name: str, scores: Tensor) -> Tensor:
+    """Return finite scores (n,) in float64 on the CPU."""
+    if not isinstance(scores, Tensor):
+        raise InvalidType(f"{name} must be a torch.Tensor, got {type(scores).__name__}: use torch.as_tensor")
+    if scores.ndim != 1 or not len(scores):
+        raise InvalidValue(f"{name} must hold one score for each of at least one row, got shape {tuple(scores.shape)}")
+    scores = scores.detach().cpu().double()
+    if not bool(scores.isfinite().all()):
+        raise InvalidValue(f"{name} must hold finite scores, got {float(scores[~scores.isfinite()][0])}")
+    return scores
 
 
 def t_interval(values: Iterable[float], confidence: float = 0.95) -> tuple[float, float]:

@@ -35,6 +35,16 @@ def naive_variance(logits: Tensor, retain_logits: Tensor) -> Tensor:
     return (log_prior.exp()[..., None] * (log_p.exp() - mean) ** 2).sum(-2)
 
 
+def naive_expected_entropy(logits: Tensor, retain_logits: Tensor) -> Tensor:
+    _, log_prior, log_p = enumerate_masks(logits, retain_logits)
+    return (log_prior.exp() * torch.special.entr(log_p.exp()).sum(-1)).sum(-1)
+
+
+def naive_mutual_information(logits: Tensor, retain_logits: Tensor) -> Tensor:
+    total = torch.special.entr(naive_predictive(logits, retain_logits)).sum(-1)
+    return total - naive_expected_entropy(logits, retain_logits)
+
+
 def of_target(log_p: Tensor, target: Tensor) -> Tensor:
     return log_p.gather(-1, target[..., None, None].expand(*log_p.shape[:-1], 1))[..., 0]
 

@@ -6,10 +6,12 @@ with X = sum_k z_k exp(o_k) and 1/X = int_0^inf exp(-s X) ds, the expectation ov
 becomes a product over classes. What is left is one smooth integral, which a few dozen nodes evaluate to rounding
 error, in O(batch x classes x nodes) time and O(batch x classes) memory. See docs/exact.md.
 
-All functions take logits of shape (..., K) and targets of shape (...), are differentiable (once) in both tensors of
-logits, and work under ``torch.compile``, ``torch.vmap`` and ``torch.func.grad``; ``torch.export`` takes predictive and
-variance. Half precision is computed and returned in float32. ``step`` is the distance of quadrature nodes in log s: by
-default 1/2 in float32 (errors about 1e-7) and 5/16 in float64 (about 1e-12). The cost is inversely proportional to it.
+All functions take logits of shape (..., K) and targets of shape (...). They are differentiable (once) in both tensors
+of logits, and work under ``torch.compile``, ``torch.vmap`` and ``torch.func.grad``; ``torch.export`` takes predictive
+and variance. The exceptions are ``expected_entropy`` and ``mutual_information``: they have no gradient and do not work
+inside a transform. Half precision is computed and returned in float32. ``step`` is the distance of quadrature nodes in
+log s: by default 1/2 in float32 (errors about 1e-7) and 5/16 in float64 (about 1e-12). The cost is inversely
+proportional to it.
 
 Logits of -inf rule a class out as far as the arithmetic goes (it counts as 2^20 below the best one, like any class
 still further below), and retain logits of inf and -inf keep and drop a class for certain. NaN, and a class logit of
@@ -26,10 +28,18 @@ from torch import Tensor
 
 from dropmax.checks import check_finite, check_positive, check_target, is_exporting
 from dropmax.errors import InvalidType, InvalidValue
-from dropmax.exact import portable
+from dropmax.exact import kernels, portable
 from dropmax.exact.autograd import Moments, Posterior, ScalarOfTarget
 
-__all__ = ["expected_nll", "log_marginal", "posterior", "predictive", "variance"]
+__all__ = [
+    "expected_entropy",
+    "expected_nll",
+    "log_marginal",
+    "mutual_information",
+    "posterior",
+    "predictive",
+    "variance",
+]
 
 
 def predictive(logits: Tensor, retain_logits: Tensor, *, step: float | None = None) -> Tensor:
@@ -117,6 +127,51 @@ def posterior(logits: Tensor, retain_logits: Tensor, target: Tensor, *, step: fl
     target = check_target(target, logits.shape[:-1], logits.shape[-1])
     _, marginals = Posterior.apply(_widen(logits), _widen(retain_logits), target, step)
     return marginals.to(logits.dtype)
+
+
+def expected_entropy(logits: Tensor, retain_logits: Tensor, *, step: float | None = None) -> Tensor:
+    """Return E_z H[p(y | x, z)], shape (...), in nats: how unsure the answer is once the classes to keep are known.
+
+    Equals, with ``p_z`` and ``p = softmax(...)`` as in :func:`predictive`::
+
+        p_z @ -(p * p.log()).sum(-1)
+
+    Computed in float64 where the device has it. There is no gradient.
+
+    >>> logits = torch.tensor([2.0, 1.0, 0.0])
+    >>> expected_entropy(logits, torch.zeros(3))
+    tensor(0.3993)
+    >>> expected_entropy(logits, torch.full((3,), 30.0))  # every class is kept: the entropy of softmax
+    tensor(0.8324)
+    """
+    entropy, _ = _expected_entropy(logits, retain_logits, step)
+    return entropy
+
+
+def mutual_information(logits: Tensor, retain_logits: Tensor, *, step: float | None = None) -> Tensor:
+    """Return I(y; z | x) = H[p(y | x)] - E_z H[p(y | x, z)], shape (...): how much the answer depends on the masks.
+
+    Computed in float64 where the device has it. There is no gradient.
+
+    >>> logits = torch.tensor([2.0, 1.0, 0.0])
+    >>> mutual_information(logits, torch.zeros(3))
+    tensor(0.6321)
+    >>> mutual_information(logits, torch.full((3,), 30.0))  # every class is kept: there is one mask
+    tensor(0.)
+    """
+    expected, total = _expected_entropy(logits, retain_logits, step)
+    return (total - expected).clamp_min(0)
+
+
+@torch.no_grad()
+def _expected_entropy(logits: Tensor, retain_logits: Tensor, step: float | None) -> tuple[Tensor, Tensor]:
+    """Return E_z H[p(y | x, z)] and H[p(y | x)], each (...)."""
+    logits, retain_logits = _same_shape_and_dtype(logits, retain_logits, "retain_logits", step)
+    shape = logits.shape
+    rows, retain_rows = (_widen(x).reshape(-1, shape[-1]) for x in (logits, retain_logits))
+    expected, mean = kernels.expected_entropy(rows, retain_rows, step)
+    total = torch.special.entr(mean).sum(-1)
+    return expected.reshape(shape[:-1]).to(logits.dtype), total.reshape(shape[:-1]).to(logits.dtype)
 
 
 def _scalar_of_target(

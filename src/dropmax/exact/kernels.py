@@ -56,6 +56,35 @@ def moments(logits: Tensor, retain_logits: Tensor, order: int, step: float | Non
     return results
 
 
+def expected_entropy(logits: Tensor, retain_logits: Tensor, step: float | None) -> tuple[Tensor, Tensor]:
+    """Return E_z H[p(y | x, z)] (R,) and the mean of p(y=k | x, z) (R, K), from the same walk.
+
+    If some class is kept, H = log X - sum_k p_k log w_k. Given that, log X has mean int ((1 - P0) e^-s - (F - P0)) du.
+    Cutting a gap between logits shifts log X and the log w_k of every mask that notices by the same amount.
+    """
+    walk = Walk(logits, retain_logits, step)
+    none = all_dropped(retain_logits)
+    mean, log_x = torch.zeros_like(walk.logits), torch.zeros_like(none)
+    for rows in walk.chunks():
+        for block in walk.blocks(rows):
+            product = block.log_product.exp()
+            node = without_underflow(product * block.weight) * block.s
+            mean[rows].addcmul_(weighted(node, block.kept), block.w)
+            one = torch.exp(-block.position.clamp_max(7.0).exp())
+            some = product - none[rows]
+            log_x[rows] += ((1 - none[rows]) * one - some) @ block.weight[:, None]
+            # X is at most 1, so exp(-s) has died where F - P(z = 0) has.
+            if bool(some[:, -1:].amax() < walk.rule.tolerance):
+                break
+    mean.mul_(walk.retain)
+    log_w = walk.logits - walk.shift
+    kept = log_x - torch.where(mean > 0, mean * log_w, 0.0).sum(-1, keepdim=True)
+    log_softmax = torch.log_softmax(walk.logits, -1)
+    softmax = log_softmax.exp()
+    dropped = -torch.where(softmax > 0, softmax * log_softmax, 0.0).sum(-1, keepdim=True)
+    return (kept + none * dropped).clamp_min(0)[:, 0], mean.addcmul_(none, softmax)
+
+
 def moments_backward(
     logits: Tensor, retain_logits: Tensor, mean_grad: Tensor, second_grad: Tensor | None, step: float | None
 ) -> tuple[Tensor, Tensor]:
