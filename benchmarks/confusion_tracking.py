@@ -23,7 +23,7 @@ from dropmax.heads.masked import MaskedHead
 from dropmax.lab.diagnostics import confusion_tracking
 from dropmax.lab.experiments import Store
 from dropmax.lab.experiments.plan import Group, Job
-from dropmax.metrics import t_interval
+from dropmax.lab.statistics import t_interval
 from dropmax.workbench.evaluation import Outputs, predict
 from dropmax.workbench.files import write_atomically
 from dropmax.workbench.provenance import provenance

@@ -30,7 +30,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from dropmax.errors import DropMaxError, InvalidValue, RunError, did_you_mean
-from dropmax.metrics import paired_difference
+from dropmax.lab.statistics import paired_difference
 from dropmax.sklearn import DropMaxClassifier
 from dropmax.workbench.files import write_atomically
 from dropmax.workbench.provenance import provenance

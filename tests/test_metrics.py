@@ -1,4 +1,4 @@
-"""Metrics against loops in plain Python, torchmetrics, scipy, and properties that must hold for any prediction."""
+"""Metrics against loops in plain Python, torchmetrics, and properties that must hold for any prediction."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import scipy.stats
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -255,65 +254,11 @@ def test_what_is_not_a_prediction_is_refused(
         (lambda: metrics.ece(good, label, bins=0), InvalidValue, "bins must be a positive integer, got 0"),
         (lambda: metrics.ece(good, label, bins=1.5), InvalidType, "bins must be a positive integer, got 1.5"),
         (lambda: metrics.nll(good, label, floor=0.0), InvalidValue, "floor must lie between 0 and 1, got 0.0"),
-        (lambda: metrics.t_interval([1.0]), InvalidValue, r"at least two numbers for an interval, got \[1.0\]"),
-        (lambda: metrics.t_interval([1.0, math.nan]), InvalidValue, r"finite, got \[1.0, nan\]"),
-        (lambda: metrics.t_interval([1.0, 2.0], 95), InvalidValue, "between 0 and 1, such as 0.95, got 95"),
-        (lambda: metrics.t_interval("12"), InvalidType, "sequence of numbers, got '12'"),
-        (lambda: metrics.t_interval(torch.eye(2)), InvalidType, "sequence of numbers"),
-        (lambda: metrics.t_interval(3.0), InvalidType, "sequence of numbers, got 3.0"),
-        (lambda: metrics.paired_difference([1, 2], [1, 2, 3]), InvalidValue, "pair up, got 2 and 3 values"),
     ],
 )
 def test_options_out_of_range_are_refused(call: Callable[[], object], kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         call()
-
-
-@pytest.mark.parametrize("df", [1, 2, 3, 4, 9, 30, 99, 1000, 10_000])
-@pytest.mark.parametrize("confidence", [0.001, 0.5, 0.9, 0.95, 0.99, 0.999999])
-def test_t_quantile_equals_scipy(df: int, confidence: float) -> None:
-    expected = scipy.stats.t.ppf(0.5 + confidence / 2, df)
-    assert metrics._t_quantile(confidence, df) == pytest.approx(expected, rel=1e-9)
-
-
-@given(st.floats(-1e4, 1e4), st.integers(1, 200))
-@settings(max_examples=200, deadline=None)
-def test_t_tail_equals_scipy(t: float, df: int) -> None:
-    assert metrics._t_two_sided(t, df) == pytest.approx(2 * scipy.stats.t.sf(abs(t), df), rel=1e-9, abs=1e-290)
-
-
-several = st.lists(st.floats(-1e3, 1e3).map(lambda value: round(value, 3)), min_size=2, max_size=12)
-
-
-@given(several, st.sampled_from([0.5, 0.9, 0.95, 0.99]))
-@settings(max_examples=80, deadline=None)
-def test_t_interval_equals_scipy(values: list[float], confidence: float) -> None:
-    mean, half_width = metrics.t_interval(values, confidence)
-    assert mean == pytest.approx(np.mean(values), rel=1e-9, abs=1e-9)
-    expected = scipy.stats.t.ppf(0.5 + confidence / 2, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5
-    assert half_width == pytest.approx(expected, rel=1e-8, abs=1e-9)
-
-
-def test_the_interval_of_five_runs_has_the_papers_factor() -> None:
-    values = [7.0, 7.2, 6.9, 7.1, 7.3]
-    mean, half_width = metrics.t_interval(torch.tensor(values, dtype=torch.float64))
-    assert mean == pytest.approx(7.1)
-    assert half_width / (np.std(values, ddof=1) / 5**0.5) == pytest.approx(2.776, abs=5e-4)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_paired_difference_equals_scipy(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    a, b = rng.normal(size=6), rng.normal(0.5, size=6)
-    ours, theirs = metrics.paired_difference(a, b, 0.9), scipy.stats.ttest_rel(a, b)
-    assert ours.mean == pytest.approx(np.mean(a - b), abs=1e-12)
-    assert ours.p_value == pytest.approx(theirs.pvalue, rel=1e-9)
-    assert ours.interval == pytest.approx(tuple(theirs.confidence_interval(0.9)), rel=1e-9)
-
-
-def test_paired_difference_of_runs_that_differ_by_a_constant() -> None:
-    assert metrics.paired_difference([1, 2, 3], [1, 2, 3]) == (0.0, 0.0, 1.0)
-    assert metrics.paired_difference([1, 2, 3], [0, 1, 2]) == (1.0, 0.0, 0.0)
 
 
 @given(

@@ -4,17 +4,14 @@ Every function takes probabilities ``probs`` (N, K) and integer labels ``target`
 float64 whatever the dtype of the input. Fractions are in [0, 1], not in percent. Where two classes share the highest
 probability, the one with the lower index is the prediction. The confidence of a prediction is its probability.
 Rows must sum to one within 1e-4, or within 1e-2 where ``probs`` comes in a 16-bit dtype.
-
-The end of the file has the statistics of repeated runs: ``t_interval`` and ``paired_difference``.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from importlib import import_module
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +21,6 @@ from dropmax.errors import InvalidType, InvalidValue
 
 __all__ = [
     "NLL_FLOOR",
-    "PairedDifference",
     "ReliabilityBins",
     "accuracy_rejection_curve",
     "aurc",
@@ -35,10 +31,8 @@ __all__ = [
     "evaluate",
     "fpr_at",
     "nll",
-    "paired_difference",
     "reliability_bins",
     "risk_coverage_curve",
-    "t_interval",
     "top_k_error",
 ]
 
@@ -261,127 +255,11 @@ def _scores(name: str, scores: Tensor) -> Tensor:
     return scores
 
 
-def t_interval(values: Iterable[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Return the mean of ``values`` and the half-width of its Student t interval, ``t s / sqrt(n)``.
-
-    For five runs and 95 % the factor t is 2.776.
-
-    >>> mean, half_width = t_interval([1.0, 2.0, 3.0, 4.0, 5.0])
-    >>> round(mean, 3), round(half_width, 3)
-    (3.0, 1.963)
-    """
-    numbers = _numbers("values", values)
-    if not 0 < confidence < 1:
-        raise InvalidValue(f"confidence must lie between 0 and 1, such as 0.95, got {confidence}")
-    standard_error = statistics.stdev(numbers) / math.sqrt(len(numbers))
-    return statistics.fmean(numbers), _t_quantile(confidence, len(numbers) - 1) * standard_error
-
-
-class PairedDifference(NamedTuple):
-    """What :func:`paired_difference` returns: the mean of ``a - b``, its interval's half-width, and the p-value.
-
-    >>> PairedDifference(mean=-0.5, half_width=0.25, p_value=0.01).interval
-    (-0.75, -0.25)
-    """
-
-    mean: float
-    half_width: float
-    p_value: float
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The two ends of the interval."""
-        return self.mean - self.half_width, self.mean + self.half_width
-
-
-def paired_difference(a: Iterable[float], b: Iterable[float], confidence: float = 0.95) -> PairedDifference:
-    """Compare two methods run on the same seeds or splits: Student's paired t test of ``a - b``, two-sided.
-
-    Where every pair differs by the same amount the p-value is 1 if that amount is zero, and otherwise 0.
-
-    >>> difference = paired_difference([4.1, 4.3, 3.9], [3.0, 3.1, 3.1])
-    >>> round(difference.mean, 3), round(difference.p_value, 3)
-    (1.033, 0.013)
-    """
-    first, second = _numbers("a", a), _numbers("b", b)
-    if len(first) != len(second):
-        raise InvalidValue(f"a and b must pair up, got {len(first)} and {len(second)} values")
-    differences = [left - right for left, right in zip(first, second, strict=True)]
-    mean, half_width = t_interval(differences, confidence)
-    standard_error = statistics.stdev(differences) / math.sqrt(len(differences))
-    if standard_error == 0:
-        return PairedDifference(mean, half_width, 1.0 if mean == 0 else 0.0)
-    return PairedDifference(mean, half_width, _t_two_sided(mean / standard_error, len(differences) - 1))
-
-
-def _t_two_sided(t: float, df: int) -> float:
-    """P(|T| > t) for Student's T: the regularised incomplete beta function I_x(df/2, 1/2) at x = df / (df + t^2)."""
-    square = t * t
-    if math.isinf(square):
-        return 0.0
-    return _incomplete_beta(df / 2, 0.5, df / (df + square), square / (df + square))
-
-
-def _t_quantile(confidence: float, df: int) -> float:
-    """Return t with P(|T| <= t) = confidence, by bisection, down to neighbouring floats."""
-    tail = 1 - confidence
-    low, high = 0.0, 1.0
-    while _t_two_sided(high, df) > tail:
-        low, high = high, 2 * high
-    while True:
-        middle = (low + high) / 2
-        if not low < middle < high:
-            return middle
-        if _t_two_sided(middle, df) > tail:
-            low = middle
-        else:
-            high = middle
-
-
-def _incomplete_beta(a: float, b: float, x: float, y: float) -> float:
-    """I_x(a, b), given also y = 1 - x, which the caller knows more precisely than a subtraction would give it."""
-    if x <= 0 or y <= 0:
-        return 0.0 if x <= 0 else 1.0
-    if x > (a + 1) / (a + b + 2):  # past here the fraction converges slowly: use I_x(a, b) = 1 - I_y(b, a)
-        return 1 - _incomplete_beta(b, a, y, x)
-    log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log(y)
-    return math.exp(log_front) / a * _beta_fraction(a, b, x)
-
-
-def _beta_fraction(a: float, b: float, x: float) -> float:
-    """The continued fraction 1/(1 + d1/(1 + d2/(1 + ...))) of I_x(a, b), by Wallis's recurrence for convergents A/B.
-
-    d_{2m} = m (b - m) x / ((a + 2m - 1)(a + 2m)) and d_{2m+1} = -(a + m)(a + b + m) x / ((a + 2m)(a + 2m + 1)).
-    """
-    # Convergents of 1 + d1/(1 + ...), scaled so that the denominator stays 1.
-    top_before, bottom_before, top, value = 1.0, 0.0, 1.0, 1.0
-    for n in range(1, 10_000):
-        m = n // 2
-        if n % 2:
-            d = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        else:
-            d = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        new_top, new_bottom = top + d * top_before, 1.0 + d * bottom_before
-        top_before, bottom_before, top = top / new_bottom, 1.0 / new_bottom, new_top / new_bottom
-        if abs(top - value) <= 1e-16 * abs(top):
-            break
-        value = top
-    return 1 / top
-
-
-def _numbers(name: str, values: Iterable[float]) -> list[float]:
-    """Return at least two finite numbers."""
-    try:
-        if isinstance(values, str):
-            raise TypeError
-        numbers = [float(value) for value in values]
-    except (TypeError, ValueError, RuntimeError):  # RuntimeError: torch, of a row that is not one number
-        raise InvalidType(f"{name} must be a sequence of numbers, got {values!r}") from None
-    if len(numbers) < 2:
-        raise InvalidValue(f"{name} needs at least two numbers for an interval, got {numbers}")
-    if not all(math.isfinite(number) for number in numbers):
-        raise InvalidValue(f"{name} must be finite, got {numbers}")
-    return numbers
+def __getattr__(name: str) -> Any:
+    """Find the statistics of repeated runs, which were here until version 0.2, where they are now."""
+    if name in ("PairedDifference", "paired_difference", "t_interval"):
+        return getattr(import_module("dropmax.lab.statistics"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _positive(name: str, value: int) -> int:

@@ -35,6 +35,7 @@ EXTRAS = {
     "export": (("onnx", "onnxscript", "onnxruntime"), "dropmax export --format onnx"),
     "hub": (("huggingface_hub",), "models from and to the Hugging Face hub"),
     "explore": (("fastapi", "uvicorn"), "dropmax explore"),
+    "lab": (("scipy", "pandas"), "dropmax reproduce and report; results as a table"),
     "ray": (("ray",), "many runs on many machines"),
 }
 

@@ -24,7 +24,7 @@ from dropmax.lab.report.compare import compare
 from dropmax.lab.report.examples import hardest
 from dropmax.lab.report.html import cut, escape, name
 from dropmax.lab.report.svg import Series, line_chart, nice_ticks
-from dropmax.metrics import paired_difference, t_interval
+from dropmax.lab.statistics import paired_difference, t_interval
 from tests.lab.figures.small import HOSTILE
 
 VOID = {"meta", "img", "br", "line", "path", "rect", "circle", "polyline"}

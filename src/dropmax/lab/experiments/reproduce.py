@@ -18,6 +18,7 @@ from dropmax.lab.experiments.progress import Progress, spell_seconds
 from dropmax.lab.experiments.schedule import Schedule
 from dropmax.lab.experiments.store import Store
 from dropmax.lab.experiments.tables import write_tables
+from dropmax.lab.statistics import require_scipy
 
 __all__ = ["ENGINES", "Outcome", "reproduce"]
 
@@ -62,6 +63,7 @@ def reproduce(
     """
     check_choice("engine", engine, ENGINES)
     _check_modes(modes)
+    require_scipy()  # now, not after hours of training
     store = Store(out)
     if not (repair and store.file.exists()):  # what is damaged cannot be compared
         store.check(plan)

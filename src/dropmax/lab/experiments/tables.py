@@ -11,10 +11,10 @@ from dropmax.lab.experiments.paper import COLUMNS, PAPER, ROWS, WHY_NOT
 from dropmax.lab.experiments.plan import TUNING_SEED, Group, Plan
 from dropmax.lab.experiments.records import RunRecord
 from dropmax.lab.experiments.store import Store
-from dropmax.metrics import paired_difference, t_interval
+from dropmax.lab.statistics import holm, paired_difference, t_interval
 from dropmax.workbench.files import write_atomically
 
-__all__ = ["DEFAULT_METRICS", "METRICS", "Cell", "Column", "Metric", "Table", "holm", "make_table", "write_tables"]
+__all__ = ["DEFAULT_METRICS", "METRICS", "Cell", "Column", "Metric", "Table", "make_table", "write_tables"]
 
 
 @dataclass(frozen=True)
@@ -103,22 +103,6 @@ class Table:
     cells: dict[tuple[str, str], Cell]  #: by (variant, data)
     notes: tuple[str, ...]
     provenance: dict[str, Any]
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values corrected by Holm's step-down method for having made several comparisons.
-
-    The i-th smallest of m is multiplied by m - i + 1; no corrected value is below one of a smaller p-value, or above 1.
-
-    >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
-    [0.03, 0.06, 0.06]
-    """
-    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
-    corrected, so_far = [0.0] * len(p_values), 0.0
-    for rank, i in enumerate(order):
-        so_far = max(so_far, min(1.0, (len(p_values) - rank) * p_values[i]))
-        corrected[i] = so_far
-    return corrected
 
 
 def make_table(store: Store, metric: str = "error", *, mode: str = "mean") -> Table:

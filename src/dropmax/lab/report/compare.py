@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dropmax import metrics
-from dropmax.lab.experiments.tables import LEVEL, Cell, compared, holm
+from dropmax.lab.experiments.tables import LEVEL, Cell, compared
 from dropmax.lab.figures.runs import Run
 from dropmax.lab.figures.subject import Subject
-from dropmax.metrics import PairedDifference, paired_difference
+from dropmax.lab.statistics import PairedDifference, holm, paired_difference
 
 __all__ = ["LEVEL", "Comparison", "Difference", "compare"]
 
