@@ -336,3 +336,21 @@ def test_a_head_starts_as_its_source_does(name: str) -> None:
 def test_an_unknown_start_of_a_head_is_refused() -> None:
     with pytest.raises(DropMaxError, match="unknown head_init 'gloro': did you mean 'glorot'"):
         initialise_head(make_head("softmax", 4, 3), "gloro")
+
+
+def test_lenet_drops_features_in_training_only() -> None:
+    torch.manual_seed(0)
+    net, x = LeNet((1, 16, 16), hidden=1000, dropout=0.5), torch.rand(4, 1, 16, 16)
+    whole = net.eval()(x)
+    dropped = net.train()(x)
+    kept = dropped != 0
+    torch.testing.assert_close(dropped[kept], 2 * whole[kept])
+    share = float(kept[whole != 0].double().mean())
+    assert share == pytest.approx(0.5, abs=0.05)  # of about 2,000 features: a standard deviation of 0.011
+
+
+def test_lenet_without_dropout_draws_no_random_numbers() -> None:
+    net = LeNet((1, 16, 16), hidden=8).train()
+    state = torch.get_rng_state()
+    net(torch.rand(1, 1, 16, 16, generator=torch.Generator().manual_seed(0)))
+    assert torch.equal(torch.get_rng_state(), state)
