@@ -88,4 +88,27 @@ def _print(found: dict[str, Any], title: str, place: Path) -> None:
         for name, row in found["gradient"].items():
             gradient.add_row(name, f"{row['sampled_std']:.3f}", f"{row['sampled_bias']:.3f}")
         console.print(gradient)
+    stability = table(
+        "\nAppendix B: the regulariser, and gradients by class logits as multiples of softmax's",
+        "masks from",
+        "M",
+        "bound",
+        "target",
+        "smaller",
+        "rivals",
+        "smaller",
+    )
+    for name, row in found["stability"].items():
+        ratios = [f"{row[f'{of}_ratio']:.3f}" for of in ("target", "rivals")]
+        shares = [f"{100 * row[f'{of}_smaller']:.1f} %" for of in ("target", "rivals")]
+        stability.add_row(
+            "q (training)" if name == "q" else "p(z | x)",
+            f"{row['m']:.4f}",
+            f"{row['bound']:.4f}",
+            ratios[0],
+            shares[0],
+            ratios[1],
+            shares[1],
+        )
+    console.print(stability)
     console.print(f"\nThe picture: {printable(place / 'diagnosis.png')}", soft_wrap=True, markup=False)

@@ -17,6 +17,7 @@ from dropmax.errors import InvalidValue
 from dropmax.functional import _wide
 from dropmax.heads.dropmax import DropMax
 from dropmax.heads.masked import MaskedHead, monte_carlo
+from dropmax.lab.stability import gradient_stability
 
 __all__ = ["Diagnosis", "confusion_tracking", "diagnose"]
 
@@ -37,6 +38,7 @@ class Diagnosis:
             absolute difference of their probabilities (``difference``).
         gradient: for the parameter groups psi and phi: standard deviation of the sampled likelihood's gradient and
             its bias, both as multiples of the exact gradient's norm. Empty for heads without a posterior.
+        stability: what Appendix B is about, measured (:func:`dropmax.lab.stability.gradient_stability`).
         marginals: the pairs (true posterior, q) of rivals, for drawing; at most 2,000.
 
     >>> Diagnosis.__dataclass_fields__.keys() >= {"posterior", "monte_carlo", "modes", "gradient"}
@@ -48,6 +50,7 @@ class Diagnosis:
     monte_carlo: list[dict[str, float]]
     modes: dict[str, Any]
     gradient: dict[str, dict[str, float]]
+    stability: dict[str, dict[str, float]]
     marginals: list[tuple[float, float]]
 
     def to_dict(self) -> dict[str, Any]:
@@ -89,6 +92,7 @@ def diagnose(
             monte_carlo=_monte_carlo(o, a, seed),
             modes=_modes(head, h, y),
             gradient=_gradient(head, h, y, repeats, seed) if isinstance(head, DropMax) else {},
+            stability=gradient_stability(o, a, head.posterior_probs(h, y), y),
             marginals=marginals,
         )
 
