@@ -12,10 +12,10 @@ from rich.table import Table
 
 from benchmarks import harness
 from dropmax.classifier import Classifier
-from dropmax.workbench.data import Batches, Dataset, normalise
+from dropmax.workbench.data import Dataset, normalise
 from dropmax.workbench.recipes import Recipe, load_recipe
-from dropmax.workbench.training import build, load_data, loop
-from dropmax.workbench.training.distributed import Ranks
+from dropmax.workbench.training import Session, build, load_data, loop
+from dropmax.workbench.training.callbacks import Callbacks
 from dropmax.workbench.training.optimizer import make_optimizer
 from dropmax.workbench.training.progress import Progress
 
@@ -63,19 +63,13 @@ def _by_hand(recipe: Recipe, data: Dataset) -> Callable[[], None]:
 
 
 def _ours(recipe: Recipe, data: Dataset) -> Callable[[], None]:
-    model, optimizer, layout = _model(recipe, data)
-    device = torch.device("cpu")
-    options = recipe.training
-    generator = torch.Generator().manual_seed(0)
-    batches = Batches(data.train, options.batch_size, data.mean, data.std, shuffle=True, generator=generator)
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
-    progress = Progress(recipe, len(batches), quiet=True)
+    session = Session(recipe, data, device="cpu")
+    progress = Progress(recipe, len(session.batches), quiet=True)
 
     def epoch() -> None:
         # Epoch 0 of 200: validation, which the loop by hand does not have either, is not due.
-        loop._epoch(
-            0, model, model, batches, optimizer, scaler, recipe, Ranks(), device, layout, progress, validation=batches
-        )
+        loop._epoch(session, Callbacks(()), progress, loop._Stop())
+        session.step, session.sums = 0, None
 
     return epoch
 

@@ -22,9 +22,9 @@ from dropmax.lab.experiments import Store, make_table, plan_study, plan_table
 from dropmax.lab.experiments.records import RunRecord
 from dropmax.lab.experiments.render import FORMATS
 from dropmax.lab.experiments.worker import failure
+from dropmax.workbench.data import Dataset, Split
 from dropmax.workbench.recipes import Recipe, load_recipe
-from dropmax.workbench.training import RunDirectory, build, load_model
-from dropmax.workbench.training.loop import _restore
+from dropmax.workbench.training import RunDirectory, Session, build, load_model
 from dropmax.workbench.training.optimizer import make_optimizer
 from hardening.mutations import WORDS, damage_bytes, damage_text, damage_tree, nested
 
@@ -173,12 +173,10 @@ def read_checkpoint(folder: Path) -> object:
     if checkpoint is None:
         return None
     before = torch.get_rng_state()
-    model = build(recipe, (4,), 3)
+    rows = Split(torch.zeros(3, 4), torch.arange(3))
+    data = Dataset("mine.csv", rows, rows, rows, ("a", "b", "c"), (0.0,) * 4, (1.0,) * 4)
     try:
-        return _restore(
-            checkpoint, model, make_optimizer(model, recipe), torch.amp.GradScaler("cpu", enabled=False),
-            torch.Generator(), recipe, run,
-        )  # fmt: skip
+        return Session(recipe, data, device="cpu").load(checkpoint, str(folder))
     finally:
         torch.set_rng_state(before)
 

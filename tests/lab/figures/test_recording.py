@@ -86,7 +86,7 @@ def test_an_interrupted_recording_leaves_nothing_behind(
     def stop(*_: object, **__: object) -> None:
         raise Interrupted("go on with: dropmax train --resume somewhere")
 
-    monkeypatch.setattr(recording, "train", stop)
+    monkeypatch.setattr(recording, "fit", stop)
     (run,) = load_runs(image_runs[:1])
     with pytest.raises(Interrupted, match="will be recorded from its beginning next time"):
         recording.record(run, tmp_path, quiet=True)

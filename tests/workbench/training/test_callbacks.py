@@ -44,7 +44,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(small(), tmp_path_factory.mktemp("runs") / "plain", quiet=True).path
 
 
-class Recorder:
+class Recorder(Callback):
     def __init__(self) -> None:
         self.calls: list[tuple[str, Any]] = []
 
@@ -116,6 +116,62 @@ def test_what_a_callback_does_changes_nothing(plain: Path, tmp_path: Path) -> No
     assert [row for name, row in recorder.calls if name == "epoch"] == run.metrics()
 
 
+class Steps(Recorder):
+    """Looks at steps too, and stops after one of them if told to."""
+
+    def __init__(self, stop_after: int = 0) -> None:
+        super().__init__()
+        self.stop_after = stop_after
+
+    def step(self, step: int, terms: dict[str, float]) -> None:
+        self.calls.append(("step", (step, dict(terms))))
+        terms.clear()
+        torch.rand(3)
+        if step == self.stop_after:
+            raise KeyboardInterrupt
+
+
+def test_a_callback_is_told_of_every_step_and_the_losses_are_those_of_the_log(plain: Path, tmp_path: Path) -> None:
+    steps = Steps()
+    run = train(small(), tmp_path / "run", quiet=True, callbacks=[steps])
+    assert contents(run.path) == contents(plain)
+    told = [about for name, about in steps.calls if name == "step"]
+    assert [number for number, _ in told] == list(range(1, 2 * EPOCHS + 1))
+    for row in run.metrics():
+        both = [terms for number, terms in told if row["step"] - 2 < number <= row["step"]]
+        for name, value in row["train"].items():
+            assert sum(terms[name] for terms in both) / 2 == pytest.approx(value, rel=1e-5), name
+
+
+class Bare:
+    """Has one method only, and derives from nothing."""
+
+    epochs = 0
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        self.epochs += 1
+
+
+def test_methods_may_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bare: Any = Bare()
+    train(small(), tmp_path / "run", quiet=True, callbacks=[Steps(), bare])
+    assert bare.epochs == EPOCHS
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("stop_after", [1, 2, 3])
+def test_a_run_stopped_after_any_step_ends_with_the_same_bytes(stop_after: int, plain: Path, tmp_path: Path) -> None:
+    with pytest.raises(DropMaxError, match="stopped after"):
+        train(small(), tmp_path / "run", quiet=True, callbacks=[Steps(stop_after)])
+    state = RunDirectory(tmp_path / "run").load_checkpoint()
+    assert state is not None
+    assert 2 * state["epoch"] + state["step"] == stop_after  # an epoch has two steps
+    steps = Steps()
+    resume(tmp_path / "run", quiet=True, callbacks=[steps])
+    assert contents(tmp_path / "run") == contents(plain)
+    assert [about[0] for name, about in steps.calls if name == "step"] == list(range(stop_after + 1, 2 * EPOCHS + 1))
+
+
 def test_an_interrupted_run_says_so_and_a_resumed_one_goes_on(plain: Path, tmp_path: Path) -> None:
     stopper, recorder = Stopper(), Recorder()
     with pytest.raises(DropMaxError, match="stopped after"):
@@ -124,7 +180,7 @@ def test_an_interrupted_run_says_so_and_a_resumed_one_goes_on(plain: Path, tmp_p
     resume(tmp_path / "run", quiet=True, callbacks=[recorder])
     assert contents(tmp_path / "run") == contents(plain)
     epochs = [row["epoch"] for name, row in recorder.calls if name == "epoch"]
-    assert epochs == [1, 2, 3], "the checkpoint was of the state before the interrupted epoch"
+    assert epochs == [2, 3], "the first was done when it was interrupted"
     assert recorder.calls[0] == stopper.calls[0], "it is told of the same environment"
 
 
@@ -132,9 +188,14 @@ def test_an_interrupted_run_says_so_and_a_resumed_one_goes_on(plain: Path, tmp_p
 
 
 def stop_and_go_on(log: type[Any], run: Path, **options: Any) -> dict[int, dict[str, float]]:
-    """Train with a log, stop after the first epoch has been logged, resume; return what should be in the log."""
+    """Train with a log, stop after its first epoch and lose the checkpoint, resume; return what the log should hold.
+
+    The first epoch is so done twice, as after a kill between two checkpoints.
+    """
     with pytest.raises(DropMaxError, match="stopped after"):
         train(small(), run, quiet=True, callbacks=[log(**options), Stopper()])
+    for checkpoint in RunDirectory(run).checkpoints():
+        checkpoint.unlink()
     resume(run, quiet=True, callbacks=[log(**options)])
     return {row["epoch"]: scalars(row) for row in RunDirectory(run).metrics()}
 

@@ -227,17 +227,52 @@ def test_weights_that_vanish_end_at_zero_and_not_in_slow_subnormal_numbers() -> 
             optimizer.step()
         least.append(float(weight.detach()[0].abs()))
         others = weight.detach()[1].clone(), optimizer.state[weight]["exp_avg"][1].clone()
-        optimizer_.forget_what_vanished(optimizer)
+        optimizer_.flush_subnormals(optimizer)
         assert others == (weight.detach()[1], optimizer.state[weight]["exp_avg"][1])
-    assert any(0 < x < optimizer_.VANISHED for x in least), "nothing vanished: the test tests nothing"
+    assert any(0 < x < optimizer_.SMALLEST for x in least), "nothing vanished: the test tests nothing"
     assert [float(x[0]) for x in (weight.detach(), optimizer.state[weight]["exp_avg"])] == [0, 0]
 
 
-def test_every_epoch_forgets_what_vanished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimizer_, "VANISHED", 1e-3)
+def test_every_epoch_flushes_subnormals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizer_, "SMALLEST", 1e-3)
     train(small(), tmp_path / "run", quiet=True)
     weights = load_model(tmp_path / "run").model.state_dict()
     assert not any(((x != 0) & (x.abs() < 1e-3)).any() for x in weights.values())
+
+
+def test_a_run_trained_further_is_the_run_that_was_planned_longer(finished: Path, tmp_path: Path) -> None:
+    constant = {"training__milestones": ()}  # where the learning rate does not depend on the number of epochs
+    long = train(small(**constant, training__epochs=6), tmp_path / "long", quiet=True)
+    short = train(small(**constant), tmp_path / "short", quiet=True)
+    resume(short.path, quiet=True)  # nothing is left to do
+    assert len(short.metrics()) == 4
+    resume(short.path, epochs=6, quiet=True)
+    assert contents(short.path) == contents(long.path)
+    with pytest.raises(InvalidValue, match="has been trained for 6 epochs already: give more than that, not 5"):
+        resume(short.path, epochs=5, quiet=True)
+    assert contents(short.path) == contents(long.path)
+
+
+def test_a_run_to_be_trained_further_goes_on_after_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    constant = {"training__milestones": ()}
+    long = train(small(**constant, training__epochs=6), tmp_path / "long", quiet=True)
+    run = train(small(**constant), tmp_path / "run", quiet=True)
+
+    def killed(*_: object) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "save_checkpoint", killed)
+        with pytest.raises(SystemExit):
+            resume(run.path, epochs=6, quiet=True)
+    assert load_model(run.path).recipe.training.epochs == 4, "the model of before is there until the new one is"
+    resume(run.path, quiet=True)
+    assert contents(run.path) == contents(long.path)
+    for checkpoint in run.checkpoints():
+        checkpoint.unlink()
+    with pytest.raises(RunError, match="has no checkpoint to go on from"):
+        resume(run.path, epochs=8, quiet=True)
+    assert load_model(run.path).recipe.training.epochs == 6
 
 
 def test_nothing_is_overwritten_without_force(finished: Path, tmp_path: Path) -> None:

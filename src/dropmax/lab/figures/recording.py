@@ -1,8 +1,8 @@
-"""What a finished run no longer tells: its losses and gradients step by step, by training it again.
+"""Losses and gradients of a finished run step by step, by training it again.
 
-A checkpoint has no history and the log has a row an epoch. So the run's recipe is trained once more, by the same loop,
-with hooks that look on and draw no random numbers: the same seed, versions and machine give the very same run. What was
-seen is kept as JSON, so that it is recorded once.
+A checkpoint has no history and the log has one row per epoch. So the run's recipe is trained once more, by the same
+loop, with a callback that draws no random numbers: the same seed, versions and machine give the same run. What it saw
+is kept as JSON, so that a run is recorded once.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -28,12 +26,13 @@ from dropmax.metrics import NLL_FLOOR
 from dropmax.workbench.data import Split
 from dropmax.workbench.files import parse_json, write_atomically
 from dropmax.workbench.provenance import provenance
+from dropmax.workbench.recipes import Recipe
 from dropmax.workbench.terminal import printable
-from dropmax.workbench.training import Interrupted, load_model, train
+from dropmax.workbench.training import Callback, Interrupted, RunDirectory, Session, fit, load_data
 
 __all__ = ["Recording", "find_recording", "record", "recording_path"]
 
-#: At most this many points a curve: further steps are averaged in windows.
+#: At most this many points per curve: further steps are averaged in windows.
 _POINTS = 600
 #: The test loss is measured this often, on this many examples.
 _TESTS, _TEST_EXAMPLES = 120, 1000
@@ -112,55 +111,64 @@ def record(run: Run, directory: Path, *, command: str | None = None, quiet: bool
         )
     # None of these changes a number that training computes.
     recipe = run.recipe.override({"training.validate_every": options.epochs, "training.compile": False})
-    watcher = _Watcher(run, math.ceil(len(run.train) / options.batch_size) * options.epochs)
+    session = Session(recipe, load_data(recipe, run.data_dir), device="cpu")
+    watcher = _Watcher(run, session)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".") as scratch:
         try:
-            with watcher.watching():
-                again = train(recipe, Path(scratch) / "run", data_dir=run.data_dir, device="cpu", quiet=quiet)
+            fit(session, RunDirectory.create(Path(scratch) / "run", recipe, {}), [watcher], quiet=quiet)
         except Interrupted:
             raise Interrupted(f"stopped: {run.path} will be recorded from its beginning next time") from None
-        weights = load_model(again.path).model.state_dict()
-    expected = run.model.state_dict()
+    if session.steps_done != watcher.steps_seen:
+        raise RunError(f"{run.path} could not be recorded: only {watcher.steps_seen} of its steps were seen")
+    weights, expected = session.model.state_dict(), run.model.state_dict()
     same = all(torch.equal(weights[name].cpu(), expected[name].cpu()) for name in expected)
     found = watcher.recording(run.recipe.to_toml(), same, provenance(command, seeds=[run.seed]))
     write_atomically(path, json.dumps(asdict(found)) + "\n")
     return found
 
 
-class _Watcher:
-    """Looks on while :func:`dropmax.workbench.training.train` trains a classifier."""
+class _Watcher(Callback):
+    """Looks on while a session is trained."""
 
-    def __init__(self, run: Run, total_steps: int) -> None:
+    def __init__(self, run: Run, session: Session) -> None:
+        self.model = session.model
         self.test = Split(run.test.inputs[:_TEST_EXAMPLES], run.test.labels[:_TEST_EXAMPLES], run.test.crop)
         self.batches = run.trained.batches
-        self.window = math.ceil(total_steps / _POINTS)
-        self.test_every = math.ceil(total_steps / _TESTS)
-        self.total = total_steps
-        self.step = 0
-        self.model: Classifier | None = None
-        self.features: Tensor | None = None
-        self.squares: list[float] = []
+        self.total = len(session.batches) * session.recipe.training.epochs
+        self.window = math.ceil(self.total / _POINTS)
+        self.test_every = math.ceil(self.total / _TESTS)
+        self.steps_seen = 0
         self.sums = {"train": 0.0, "train_with_masks": 0.0, "gradient_norm": 0.0}
         self.curves: dict[str, list[float]] = {name: [] for name in self.sums}
         self.steps: list[int] = []
         self.test_steps: list[int] = []
         self.test_losses: list[float] = []
+        self._features = torch.empty(0)
+        self._square = 0.0  # of the gradient, so far
+        # What a step no longer knows: the features its loss was computed from, and the gradient before clipping.
+        self.model.net.register_forward_hook(self._after_net)
+        self.model.register_forward_hook(self._after_loss)
+        for parameter in self.model.head.classifier.parameters():
+            parameter.register_post_accumulate_grad_hook(self._after_gradient)  # type: ignore[no-untyped-call]
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Look at every forward and backward pass of a classifier in training, whoever makes it."""
-        module = nn.modules.module
-        hooks = [
-            module.register_module_forward_pre_hook(self._before),
-            module.register_module_forward_hook(self._after),
-        ]
-        try:
-            yield
-            if self.model is not None:
-                self._measure()
-        finally:
-            for hook in hooks:
-                hook.remove()
+    def start(self, run: Path, recipe: Recipe, environment: dict[str, Any]) -> None:
+        """Measure the test loss before the first step."""
+        self._measure()
+
+    def step(self, step: int, terms: dict[str, float]) -> None:
+        """Note the numbers of a step; a window of them makes a point of the curves."""
+        self.steps_seen = step
+        self.sums["train_with_masks"] += terms["cross_entropy"]
+        self.sums["gradient_norm"] += math.sqrt(self._square)
+        self._square = 0.0
+        size = step % self.window or self.window
+        if size == self.window or step == self.total:
+            self.steps.append(step)
+            for name, value in self.sums.items():
+                self.curves[name].append(value / size)
+                self.sums[name] = 0.0
+        if step % self.test_every == 0 or step == self.total:
+            self._measure()
 
     def recording(self, recipe: str, same_weights: bool, origin: dict[str, Any]) -> Recording:
         """Return what was seen."""
@@ -174,50 +182,23 @@ class _Watcher:
             **self.curves,
         )
 
-    def _before(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if not isinstance(module, Classifier) or not module.training:
-            return
-        if self.model is None:
-            self.model = module
-            for parameter in module.head.classifier.parameters():
-                parameter.register_post_accumulate_grad_hook(self._gradient)  # type: ignore[no-untyped-call]
-        if self.step % self.test_every == 0:
-            self._measure()
+    def _after_net(self, net: nn.Module, inputs: tuple[Any, ...], features: Tensor) -> None:
+        self._features = features.detach()
 
-    def _after(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        if self.model is None or not module.training:
-            return
-        if module is self.model.net:
-            self.features = output.detach()
-        elif module is self.model and self.features is not None:
-            with torch.no_grad():
-                self.sums["train"] += _cross_entropy(self.model, self.features, inputs[1])
-                self.sums["train_with_masks"] += float(output.terms["cross_entropy"])
+    def _after_loss(self, model: nn.Module, inputs: tuple[Any, ...], loss: Any) -> None:
+        with torch.no_grad():
+            self.sums["train"] += _cross_entropy(self.model, self._features, inputs[1])
 
-    def _gradient(self, parameter: Tensor) -> None:
-        """Is called once for the weights and once for the biases; then the step's numbers are complete."""
+    def _after_gradient(self, parameter: Tensor) -> None:
         if parameter.grad is not None:
-            self.squares.append(float(parameter.grad.double().square().sum()))
-        if len(self.squares) < 2:
-            return
-        self.sums["gradient_norm"] += math.sqrt(sum(self.squares))
-        self.squares.clear()
-        self.step += 1
-        size = self.window if self.step % self.window == 0 else self.step % self.window
-        if size == self.window or self.step == self.total:
-            self.steps.append(self.step)
-            for name, value in self.sums.items():
-                self.curves[name].append(value / size)
-                self.sums[name] = 0.0
+            self._square += float(parameter.grad.double().square().sum())
 
     @torch.no_grad()
     def _measure(self) -> None:
-        model = self.model
-        assert model is not None
-        model.eval()
-        losses = [_cross_entropy(model, model.net(x), y) * len(y) for x, y in self.batches(self.test)]
-        model.train()
-        self.test_steps.append(self.step)
+        self.model.eval()
+        losses = [_cross_entropy(self.model, self.model.net(x), y) * len(y) for x, y in self.batches(self.test)]
+        self.model.train()
+        self.test_steps.append(self.steps_seen)
         self.test_losses.append(sum(losses) / len(self.test))
 
 

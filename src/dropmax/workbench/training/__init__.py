@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dropmax.workbench.training.callbacks import Callback, MLflow, TensorBoard, WandB
-from dropmax.workbench.training.loop import Interrupted, load_data, resume, train
+from dropmax.workbench.training.loop import Interrupted, fit, resume, train
 from dropmax.workbench.training.rundir import RunDirectory
+from dropmax.workbench.training.session import Session, load_data
 from dropmax.workbench.training.trained import TrainedModel, build, load_model, save_model
 
 __all__ = [
@@ -12,10 +13,12 @@ __all__ = [
     "Interrupted",
     "MLflow",
     "RunDirectory",
+    "Session",
     "TensorBoard",
     "TrainedModel",
     "WandB",
     "build",
+    "fit",
     "load_data",
     "load_model",
     "resume",

@@ -1,11 +1,12 @@
 """What may watch a training run: one small interface, and TensorBoard, MLflow and Weights & Biases behind it.
 
-Logging must not cost a run: a callback that raises is dropped with one warning line, and training goes on. Nor may it
+Logging cannot cost a run: a callback that raises is dropped with one warning line, and training goes on. Nor can it
 change one: whatever random numbers a callback draws, the run ends with the same bytes.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -25,15 +26,15 @@ from dropmax.workbench.recipes import Recipe
 __all__ = ["LOGS", "Callback", "Callbacks", "MLflow", "TensorBoard", "WandB", "make_callbacks", "scalars"]
 
 
-class Callback(Protocol):
-    """Anything with these three methods; derive from nothing.
+class Callback:
+    """What training calls; override what you need.
 
-    >>> class Printer:
+    >>> class Printer(Callback):
     ...     def start(self, run, recipe, environment):
     ...         print("training", recipe.head["name"])
     ...
     ...     def epoch(self, row):
-    ...         print("epoch", row["epoch"], "of step", row["step"])
+    ...         print("epoch", row["epoch"], "ended with step", row["step"])
     ...
     ...     def end(self, metrics):
     ...         print("done" if metrics else "stopped")
@@ -43,12 +44,15 @@ class Callback(Protocol):
     >>> recipe = load_recipe("mnist-1k").override({"training.epochs": 1, "data.train_size": 100})
     >>> run = train(recipe, tempfile.mkdtemp() + "/run", quiet=True, callbacks=[Printer()])
     training dropmax
-    epoch 1 of step 1
+    epoch 1 ended with step 1
     done
     """
 
     def start(self, run: Path, recipe: Recipe, environment: dict[str, Any]) -> None:
         """Training begins, or goes on, in the directory ``run``; ``environment`` is its ``environment.json``."""
+
+    def step(self, step: int, terms: dict[str, float]) -> None:
+        """The optimiser has made step number ``step``, counted from 1; ``terms`` is the loss before it, by term."""
 
     def epoch(self, row: dict[str, Any]) -> None:
         """An epoch has ended; ``row`` is its line of ``metrics.jsonl``."""
@@ -60,7 +64,7 @@ class Callback(Protocol):
 class Callbacks:
     """Several callbacks as one, of which none can stop or change the training.
 
-    >>> class Broken:
+    >>> class Broken(Callback):
     ...     def epoch(self, row):
     ...         raise OSError("disc full")
     >>> several = Callbacks([Broken()])
@@ -72,33 +76,45 @@ class Callbacks:
     def __init__(self, callbacks: Iterable[Callback]) -> None:
         self.active = list(callbacks)
 
+    @property
+    def want_steps(self) -> bool:
+        """Whether any of them looks at single steps: on a GPU, the loss of every step has to be waited for then."""
+        return any(getattr(type(callback), "step", Callback.step) is not Callback.step for callback in self.active)
+
     def start(self, run: Path, recipe: Recipe, environment: dict[str, Any]) -> None:
         """Tell all that training begins."""
-        self._tell(lambda callback: callback.start(run, recipe, environment))
+        self._tell("start", run, recipe, environment)
+
+    def step(self, step: int, terms: dict[str, float]) -> None:
+        """Tell all that the optimiser has made a step."""
+        if self.want_steps:
+            self._tell("step", step, terms)
 
     def epoch(self, row: dict[str, Any]) -> None:
         """Tell all that an epoch has ended."""
-        self._tell(lambda callback: callback.epoch(json.loads(json.dumps(row))))  # a copy each: the row is the log's
+        self._tell("epoch", row)
 
     def end(self, metrics: dict[str, Any] | None) -> None:
         """Tell all that training has ended."""
-        self._tell(lambda callback: callback.end(metrics))
+        self._tell("end", metrics)
 
-    def _tell(self, call: Callable[[Callback], None]) -> None:
+    def _tell(self, event: str, *about: Any) -> None:
         for callback in tuple(self.active):
-            problem = _guarded(call, callback)
+            problem = _problem(callback, event, about)
             if problem:
                 self.active.remove(callback)
                 name = type(callback).__name__
                 print(f"dropmax: {name} failed and is told no more: {problem}", file=sys.stderr, flush=True)
 
 
-def _guarded(call: Callable[[Callback], None], callback: Callback) -> str:
-    """Call, and return what went wrong in a line; the noise of training is none of the callback's business."""
+def _problem(callback: Callback, event: str, about: tuple[Any, ...]) -> str:
+    """Call one method with copies and random numbers of its own; return what went wrong in a line."""
     gpus = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     try:
-        with torch.random.fork_rng(gpus):
-            call(callback)
+        method = getattr(callback, event, None)  # a class of the user's own may leave some out
+        if method is not None:
+            with torch.random.fork_rng(gpus):
+                method(*copy.deepcopy(about))
     except Exception as error:
         words = " ".join(str(error).split()) or "no message"
         return f"{type(error).__name__}: {words if len(words) <= 200 else words[:200] + '...'}"
@@ -117,8 +133,8 @@ def scalars(row: dict[str, Any]) -> dict[str, float]:
     }
 
 
-class TensorBoard:
-    """Curves in ``RUN/tensorboard``, one point an epoch; ``tensorboard --logdir RUN`` shows them.
+class TensorBoard(Callback):
+    """Curves in ``RUN/tensorboard``, one point per epoch; ``tensorboard --logdir RUN`` shows them.
 
     >>> LOGS["tensorboard"] is TensorBoard
     True
@@ -129,7 +145,7 @@ class TensorBoard:
         self._writer: Any = None
 
     def start(self, run: Path, recipe: Recipe, environment: dict[str, Any]) -> None:
-        """Note where to write; an epoch makes the file, so that it knows from where on an old one is void."""
+        """Note where to write; the first epoch opens the file, as it tells which old points to drop."""
         self._place = run / "tensorboard"
 
     def epoch(self, row: dict[str, Any]) -> None:
@@ -145,8 +161,8 @@ class TensorBoard:
             self._writer.close()
 
 
-class MLflow:
-    """A run of MLflow: the recipe as parameters, a step an epoch. Where to is MLflow's business.
+class MLflow(Callback):
+    """A run of MLflow: the recipe as parameters, one step per epoch. MLflow decides where it is kept.
 
     Args:
         tracking_uri: of the server or store; if None ``$MLFLOW_TRACKING_URI``, or MLflow's own default, or the folder
@@ -166,7 +182,7 @@ class MLflow:
         """Go on with the run that has this run's tag, or make one."""
         uri = self._uri
         if uri is None and not self._mlflow.is_tracking_uri_set() and find_spec("sqlalchemy") is None:
-            # MLflow's own default is SQLite, which its small package cannot write; a folder wants to be asked for.
+            # MLflow's own default is SQLite, which mlflow-skinny cannot write; a folder must be allowed explicitly.
             uri = Path("mlruns").resolve().as_uri()
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         self._client = self._mlflow.MlflowClient(tracking_uri=uri)
@@ -199,8 +215,8 @@ class MLflow:
         self._client.set_terminated(self._run, status="KILLED" if metrics is None else "FINISHED")
 
 
-class WandB:
-    """A run of Weights & Biases: the recipe as its config, a step an epoch, its files in ``RUN/wandb``.
+class WandB(Callback):
+    """A run of Weights & Biases: the recipe as its config, one step per epoch, its files in ``RUN/wandb``.
 
     Args:
         project: its name; ``$WANDB_PROJECT`` or "dropmax" if None.
@@ -229,7 +245,7 @@ class WandB:
         )
 
     def epoch(self, row: dict[str, Any]) -> None:
-        """Log a step; one that the server has already is left out by it."""
+        """Log a step; the server leaves out one that it has already."""
         self._run.log(scalars(row), step=row["epoch"])
 
     def end(self, metrics: dict[str, Any] | None) -> None:

@@ -20,13 +20,13 @@ class Progress:
 
     >>> from dropmax.workbench.recipes import load_recipe
     >>> with Progress(load_recipe("mnist-1k"), steps=10, quiet=True) as progress:
-    ...     progress.step(0, 0, {"total": 1.0})
+    ...     progress.step(0, 1, {"total": 1.0})
     """
 
-    def __init__(self, recipe: Recipe, steps: int, first_epoch: int = 0, *, quiet: bool = False) -> None:
+    def __init__(self, recipe: Recipe, steps: int, steps_done: int = 0, *, quiet: bool = False) -> None:
         self.title = f"{recipe.head['name']} on {recipe.data.name}"
         self.epochs, self.steps, self.quiet = recipe.training.epochs, steps, quiet
-        self.done = first_epoch * steps
+        self.done = steps_done
         self.validation = ""
         self._stack = contextlib.ExitStack()
 
@@ -41,9 +41,9 @@ class Progress:
     ) -> None:
         self._stack.close()
 
-    def step(self, epoch: int, step: int, terms: dict[str, float]) -> None:
+    def step(self, epoch: int, steps_done: int, terms: dict[str, float]) -> None:
         """Tell of a step and its loss terms."""
-        before, self.done = self.done, epoch * self.steps + step + 1
+        before, self.done = self.done, steps_done
         spelt = " ".join(f"{_SHORT.get(name, name)} {value:.3f}" for name, value in terms.items())
         self._advance(self.done - before, f"epoch {epoch + 1}/{self.epochs}, {spelt}{self.validation}")
 

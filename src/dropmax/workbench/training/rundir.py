@@ -3,7 +3,7 @@
 ========================  ==========================================================================================
 ``recipe.toml``           the full resolved recipe; `dropmax train --recipe recipe.toml` repeats the run
 ``environment.json``      command, commit, versions and machine
-``metrics.jsonl``         one line an epoch: loss terms, validation metrics
+``metrics.jsonl``         one line per epoch: loss terms, validation metrics
 ``checkpoint-EPOCH.pt``   the last two states training can go on from
 ``model.safetensors``     the trained model, there once training has ended
 ========================  ==========================================================================================
@@ -74,7 +74,7 @@ class RunDirectory:
         except OSError as error:
             raise CannotWrite(f"cannot make the run directory {run.path}: {error.strerror or error}") from error
         write_atomically(run.path / "environment.json", json.dumps(environment, indent=2) + "\n")
-        write_atomically(run.path / "recipe.toml", recipe.to_toml())
+        run.write_recipe(recipe)
         return run
 
     @classmethod
@@ -90,8 +90,22 @@ class RunDirectory:
         """Return the resolved recipe of the run."""
         return load_recipe(self.path / "recipe.toml")
 
+    def write_recipe(self, recipe: Recipe) -> None:
+        """Replace the recipe by one with more epochs."""
+        write_atomically(self.path / "recipe.toml", recipe.to_toml())
+
+    @property
+    def has_model(self) -> bool:
+        """Whether training has ended here at least once."""
+        return (self.path / "model.safetensors").exists()
+
+    def has_ended(self, epochs: int) -> bool:
+        """Whether the model is that of so many epochs: one that is to be trained further has a shorter log."""
+        log = self.path / "metrics.jsonl"
+        return self.has_model and log.exists() and len(log.read_bytes().splitlines()) == epochs
+
     def metrics(self) -> list[dict[str, Any]]:
-        """Return the rows of the log, one an epoch."""
+        """Return the rows of the log, one per epoch."""
         path = self.path / "metrics.jsonl"
         if not path.exists():
             return []

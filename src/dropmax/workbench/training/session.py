@@ -1,0 +1,232 @@
+"""A training run in progress: everything that decides its next step, in one object."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import operator
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dropmax.classifier import Classifier
+from dropmax.errors import InvalidValue, RunError
+from dropmax.heads import Loss
+from dropmax.workbench.data import Batches, Dataset, load
+from dropmax.workbench.recipes import Recipe
+from dropmax.workbench.training.distributed import Ranks
+from dropmax.workbench.training.optimizer import make_optimizer
+from dropmax.workbench.training.trained import build
+
+__all__ = ["Session", "load_data"]
+
+
+def load_data(recipe: Recipe, data_dir: Path | str | None = None) -> Dataset:
+    """Load the data a recipe names, split by its seed.
+
+    >>> from dropmax.workbench.recipes import load_recipe
+    >>> len(load_data(load_recipe("mnist-1k")).train)
+    1000
+    """
+    options = recipe.data
+    data = load(
+        options.name,
+        data_dir=data_dir,
+        seed=recipe.training.seed,
+        train_size=options.train_size or None,
+        validation_size=options.validation_size or None,
+        image_size=options.image_size or None,
+        label_column=options.label_column or None,
+    )
+    if options.standardise:
+        return data
+    channels = len(data.mean)
+    return dataclasses.replace(data, mean=(0.0,) * channels, std=(1.0,) * channels)
+
+
+class Session:
+    """Model, optimiser, batches and random numbers of one run, and how far it has come.
+
+    The seed decides every random number. :meth:`state` is all that the rest of the run depends on: a session that
+    loads it, in the middle of an epoch or between two, ends with the same bytes.
+
+    Args:
+        recipe: what to train.
+        data: what :func:`load_data` returns for it.
+        device: ``"cpu"``, ``"cuda"``, ...; a GPU where there is one by default.
+        ranks: the processes that train together.
+
+    Attributes:
+        model: network and head.
+        epoch: epochs done.
+        step: steps done in the current epoch.
+        names, sums: of the loss terms over the examples of the current epoch so far.
+        log: the rows of the epochs done, one line of JSON per epoch.
+
+    >>> from dropmax.workbench.recipes import load_recipe
+    >>> recipe = load_recipe("mnist-1k")
+    >>> session = Session(recipe, load_data(recipe), device="cpu")
+    >>> session.epoch, len(session.batches)
+    (0, 10)
+    """
+
+    def __init__(self, recipe: Recipe, data: Dataset, *, device: str | None = None, ranks: Ranks | None = None) -> None:
+        options, ranks = recipe.training, ranks or Ranks()
+        if options.batch_size % ranks.world_size:
+            raise InvalidValue(
+                f"training.batch_size={options.batch_size} must be a multiple of {ranks.world_size} processes"
+            )
+        if not len(data.train):
+            raise InvalidValue("there is nothing to train on: the training split is empty")
+        self.recipe, self.data, self.ranks = recipe, data, ranks
+        self.device = _device(device, ranks)
+        torch.manual_seed(options.seed)
+        self.layout = torch.channels_last if options.channels_last and data.is_images else torch.contiguous_format
+        model = build(recipe, data.input_shape, data.num_classes).to(self.device)
+        self.model: Classifier = model.to(memory_format=self.layout)  # type: ignore[call-overload]
+        self.optimizer = make_optimizer(self.model, recipe)
+        needs_scaling = options.precision == "float16" and self.device.type == "cuda"
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=needs_scaling)
+        self.order = torch.Generator().manual_seed(options.seed)
+        self.batches = Batches(
+            data.train, options.batch_size, data.mean, data.std, recipe.data.augment,  # type: ignore[arg-type]
+            shuffle=True, generator=self.order, device=self.device, rank=ranks.rank, world_size=ranks.world_size,
+        )  # fmt: skip
+        self.validation = Batches(
+            data.validation, max(options.batch_size, 500), data.mean, data.std, device=self.device
+        )
+        self.epoch = self.step = 0
+        self.names: list[str] = []
+        self.sums: Tensor | None = None
+        self.log = ""
+        self._order_of_epoch = self.order.get_state()
+        self._forward: nn.Module | None = None
+
+    def remaining_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return what is left of the current epoch: its order is drawn anew from the state at its beginning."""
+        self.order.set_state(self._order_of_epoch)
+        return itertools.islice(self.batches, self.step, None)
+
+    def next_epoch(self) -> None:
+        """Count the epoch as done."""
+        self.epoch, self.step, self.names, self.sums = self.epoch + 1, 0, [], None
+        self._order_of_epoch = self.order.get_state()
+
+    @property
+    def steps_done(self) -> int:
+        """Steps since the beginning of the run."""
+        return self.epoch * len(self.batches) + self.step
+
+    @property
+    def forward(self) -> nn.Module:
+        """The model as training calls it: compiled if the recipe says so, and parallel over the ranks."""
+        if self._forward is None:
+            wrapped: nn.Module = self.model
+            if self.recipe.training.compile:
+                wrapped = torch.compile(wrapped)  # type: ignore[assignment]
+            if self.ranks.world_size > 1:
+                places = [self.device] if self.device.type == "cuda" else None
+                wrapped = nn.parallel.DistributedDataParallel(wrapped, device_ids=places)
+            self._forward = wrapped
+        return self._forward
+
+    def loss(self, x: Tensor, y: Tensor) -> tuple[Loss, float]:
+        """Return the loss of a batch, and what to multiply it by so that the ranks' mean is that of the whole batch.
+
+        Every rank draws the noise of the whole batch and takes its own rows: the masks of a single process.
+        """
+        options, ranks = self.recipe.training, self.ranks
+        rows = min(options.batch_size, len(self.data.train) - self.step * options.batch_size)  # over all ranks
+        noise = None
+        shape = self.model.head.noise_shape(rows) if ranks.world_size > 1 else None
+        if shape is not None:
+            noise = torch.rand(shape, device=self.device)[..., ranks.rank :: ranks.world_size, :]
+        if x.dim() == 4:
+            x = x.contiguous(memory_format=self.layout)
+        with self._autocast():
+            loss: Loss = self.forward(x, y, noise=noise)
+        return loss, len(y) * ranks.world_size / rows
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        precision = self.recipe.training.precision
+        if precision == "float32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=getattr(torch, precision))
+
+    # --- checkpoints ---------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Return what :meth:`load` takes; its tensors are those of the session, not copies."""
+        found = {
+            "epoch": self.epoch,
+            "step": self.step,
+            "names": self.names,
+            "sums": self.sums,
+            "log": self.log,
+            "recipe": self.recipe.to_toml(),
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "order": self._order_of_epoch,
+            "noise": torch.get_rng_state(),
+        }
+        if self.device.type == "cuda":
+            found["noise_cuda"] = torch.cuda.get_rng_state(self.device)
+        return found
+
+    def load(self, state: dict[str, Any], source: str) -> None:
+        """Go on from a state; ``source`` is named in errors. The recipe may have more epochs than it had then."""
+        if not _same_but_epochs(str(state.get("recipe")), self.recipe.to_toml()):
+            raise RunError(
+                f"{source} was made with another recipe than its recipe.toml: restore that file, or train into a new "
+                "directory"
+            )
+        try:
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.scaler.load_state_dict(state["scaler"])
+            self.order.set_state(state["order"])
+            torch.set_rng_state(state["noise"])
+            if "noise_cuda" in state and torch.cuda.is_available():
+                torch.cuda.set_rng_state(state["noise_cuda"])
+            self._order_of_epoch = state["order"]
+            self.epoch, self.step, self.log = state["epoch"], state.get("step", 0), state["log"]
+            self.names, sums = list(state.get("names", [])), state.get("sums")
+            self.sums = None if sums is None else sums.to(self.device)
+            self._check_progress()
+        except Exception as error:  # torch raises a dozen kinds where a state is not that of this model or optimiser
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            raise RunError(f"{source} does not fit its recipe: {reason}") from error
+
+    def _check_progress(self) -> None:
+        lines = len(self.log.splitlines())
+        if not 0 <= operator.index(self.epoch) <= self.recipe.training.epochs or lines != self.epoch:
+            raise ValueError(f"its log of {lines} epochs does not fit epoch {self.epoch}")
+        begun = operator.index(self.step) > 0
+        if not 0 <= self.step <= len(self.batches) or begun != (self.sums is not None):
+            raise ValueError(f"step {self.step} is not one of an epoch of {len(self.batches)} steps")
+        if self.sums is not None and self.sums.shape != (len(self.names),):
+            raise ValueError(f"its {len(self.names)} loss terms have sums of shape {tuple(self.sums.shape)}")
+
+
+def _same_but_epochs(first: str, second: str) -> bool:
+    return re.sub(r"(?m)^epochs = \d+$", "", first) == re.sub(r"(?m)^epochs = \d+$", "", second)
+
+
+def _device(name: str | None, ranks: Ranks) -> torch.device:
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InvalidValue(f"the device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", ranks.local_rank)
+        torch.cuda.set_device(device)
+    return device
