@@ -186,7 +186,8 @@ def _epoch(session: Session, watchers: Callbacks, progress: Progress, stop: _Sto
     for x, y in session.remaining_batches():
         loss, weight = session.loss(x, y)
         optimizer.zero_grad(set_to_none=True)
-        scaler.scale(loss.total * weight if weight != 1 else loss.total).backward()
+        total = scaler.scale(loss.total * weight if weight != 1 else loss.total)
+        total.backward()  # type: ignore[no-untyped-call]
         if options.clip_norm:
             scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(session.model.parameters(), options.clip_norm)
