@@ -27,7 +27,7 @@ def test_it_knows_the_dependencies_of_the_package() -> None:
     extras = {
         name: tuple(bare.match(line).group() for line in lines)  # type: ignore[union-attr]
         for name, lines in project["optional-dependencies"].items()
-        if name not in ("docs", "dev")
+        if name not in ("docs", "dev", "test")
     }
     assert {name: packages for name, (packages, _) in EXTRAS.items()} == extras
     needed = {bare.match(line).group() for line in project["dependencies"]}  # type: ignore[union-attr]

