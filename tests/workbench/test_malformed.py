@@ -1,21 +1,17 @@
-"""The campaign of malformed files: it passes, its damage is worth something, and it notices every way to fail."""
+"""Malformed files that once ended in a traceback, a hang or too much memory; each is refused or read since."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import time
 import warnings
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from dropmax.errors import DataError, DropMaxError, InvalidType, InvalidValue, RunError
+from dropmax.errors import DataError, InvalidType, InvalidValue, RunError
 from dropmax.lab.experiments import plan_study
 from dropmax.lab.experiments.plan import grid_points
 from dropmax.workbench.data import load
@@ -24,81 +20,7 @@ from dropmax.workbench.data.tables import read_csv, read_features
 from dropmax.workbench.recipes import load_recipe, parse_toml
 from dropmax.workbench.terminal import printable
 from dropmax.workbench.training import RunDirectory
-from hardening import data_files, files, image_files, run_files, table_files
-from hardening.campaign import Outcome
-
-
-def test_every_file_ends_well(tmp_path: Path) -> None:
-    outcome = files.run(short=True, seed=0, scratch=tmp_path)
-    assert outcome.failures == []
-    assert outcome.tried == 300
-    assert set(outcome.counts) == {"read", "refused"}
-    assert set(outcome.details["by kind"]) == set(files.KINDS)
-    assert outcome.counts["read"] > 40, "files so damaged that only the first check is tested"
-    assert not list(tmp_path.glob("*.tmp"))
-
-
-def test_a_case_is_made_again_from_its_number(tmp_path: Path) -> None:
-    def make(folder: Path, number: int) -> dict[str, bytes]:
-        with contextlib.suppress(DropMaxError):
-            files.replay(number, 7, folder)
-        return {
-            str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
-        }
-
-    for number in range(12):
-        assert make(tmp_path / f"a{number}", number) == make(tmp_path / f"b{number}", number)
-    assert make(tmp_path / "c", 1) != make(tmp_path / "d", 2)
-
-
-def tried(read: Callable[[Path], object], tmp_path: Path, cases: int = 3) -> Outcome:
-    outcome = Outcome()
-    kinds: dict[str, files.Kind] = {"it": (1, lambda rng, folder: None, read)}
-    files.try_cases(outcome, cases, 0, tmp_path, kinds, lambda step: None)
-    assert outcome.tried == cases
-    return outcome
-
-
-def test_every_way_to_fail_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(folder: Path) -> object:
-        return {"something": folder}["nothing"]
-
-    assert tried(wrong, tmp_path).counts == {"other error": 3}
-    assert (
-        tried(wrong, tmp_path).failures[0].startswith("case 0 of seed 0, it: other error: KeyError at test_files.py:")
-    )
-    assert tried(lambda folder: np.float32(1e38) * np.float32(1e38), tmp_path).counts == {"other error": 3}
-
-    crashes = tried(lambda folder: os.kill(os.getpid(), signal.SIGSEGV), tmp_path)
-    assert crashes.counts == {"crash": 3}
-    assert f"signal {int(signal.SIGSEGV)}" in crashes.failures[0]
-
-    monkeypatch.setattr(files, "PATIENCE", 1.0)
-    assert tried(lambda folder: time.sleep(60), tmp_path, cases=1).counts == {"hang": 1}
-
-    monkeypatch.setattr(files, "PATIENCE", 60.0)
-    monkeypatch.setattr(files, "MEMORY", 50 << 20)
-    assert tried(lambda folder: np.ones(20 << 20).sum(), tmp_path, cases=1).counts == {"too large": 1}
-    assert tried(lambda folder: np.ones(1 << 20).sum(), tmp_path, cases=2).counts == {"read": 2}
-    monkeypatch.setattr(files, "ADDRESS_SPACE", 1 << 30)
-    assert tried(lambda folder: bytearray(1 << 31), tmp_path, cases=1).counts == {"other error": 1}
-
-    def busy(folder: Path) -> None:
-        while time.process_time() < end:
-            pass
-
-    end = 0.0
-    monkeypatch.setattr(files, "SECONDS", -1.0)
-    assert tried(busy, tmp_path, cases=1).counts == {"too slow": 1}
-
-    def wordless(folder: Path) -> None:
-        raise DataError
-
-    monkeypatch.setattr(files, "SECONDS", 5.0)
-    assert tried(wordless, tmp_path, cases=1).failed == 1
-
-
-# --- what the campaign found, each held fast by a test of its own -----------------------------------------------
+from tests.slow import data_files, image_files, run_files, table_files
 
 
 def test_one_long_cell_does_not_decide_the_memory_of_a_table(tmp_path: Path) -> None:

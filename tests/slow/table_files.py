@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dropmax.workbench.data import load
 from dropmax.workbench.data.tables import read_features
-from hardening.mutations import damage_bytes, damage_text
+from tests.slow.damage import damage_bytes, damage_text
 
 _DTYPES = (
     "<f4",

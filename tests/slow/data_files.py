@@ -18,8 +18,8 @@ from dropmax.workbench.data.folders import list_cub, read_listing
 from dropmax.workbench.data.mnist import read_mnist
 from dropmax.workbench.data.parts import assemble
 from dropmax.workbench.data.unpacking import unpack
-from hardening.image_files import pictures
-from hardening.mutations import damage_bytes, damage_text, deflated
+from tests.slow.damage import damage_bytes, damage_text, deflated
+from tests.slow.image_files import pictures
 
 # --- idx: plain and gzipped -------------------------------------------------------------------------------------------
 

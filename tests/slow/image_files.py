@@ -13,7 +13,7 @@ import numpy as np
 
 from dropmax.workbench.data import load
 from dropmax.workbench.data.images import decode
-from hardening.mutations import INTEGERS, damage_bytes, deflated
+from tests.slow.damage import INTEGERS, damage_bytes, deflated
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import safetensors
 import safetensors.torch
 import torch
@@ -23,7 +24,7 @@ from dropmax.lab.report import make_report
 from dropmax.workbench.hub import save_pretrained
 from dropmax.workbench.recipes import load_recipe
 from dropmax.workbench.training import train
-from hardening.hostile import Attack, Broken, Ground, command
+from tests.slow.hostile import Attack, Ground, command
 
 __all__ = ["attacks"]
 
@@ -68,21 +69,21 @@ def attacks(short: bool) -> dict[str, Attack]:
 def _see(code: int, said: str, expected: int, name: str, terminal: bool) -> None:
     """Raise where something was printed that a terminal obeys; rich's own colours are allowed on a terminal."""
     if code != expected:
-        raise Broken(f"exit code {code}: {said[-300:]!r}")
+        pytest.fail(f"exit code {code}: {said[-300:]!r}")
     if "Traceback" in said:
-        raise Broken("a traceback was printed")
+        pytest.fail("a traceback was printed")
     left = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", said) if terminal else said
     for bad in ("\x1b]0;pwned", "\x1b[2J", "\x9b", "\u202e", "\u2066", "\udcff"):
         if bad in said:
-            raise Broken(f"{bad!r} was printed raw")
+            pytest.fail(f"{bad!r} was printed raw")
     if (
         "\x1b" in left
         or "\x07" in left
         or re.search(r"^dropmax: all is well", left.replace("\r\n", "\n"), re.MULTILINE)
     ):
-        raise Broken(f"printed raw: {left[-300:]!r}")
+        pytest.fail(f"printed raw: {left[-300:]!r}")
     if "\r" in left and not terminal:
-        raise Broken("a carriage return was printed raw")
+        pytest.fail("a carriage return was printed raw")
 
 
 def _place(ground: Ground, name: str, ending: str) -> Path:
@@ -126,7 +127,7 @@ def _image_files(name: str, ground: Ground) -> str:
     _see(*command("predict", run, folder, "--format", "csv", terminal=True), 0, name, True)
     code, said = command("predict", run, folder, "--format", "json")
     if code or not json.loads(said)[0]["input"].startswith(str(folder)):
-        raise Broken(f"the JSON for scripts cannot be read: {said[-300:]!r}")
+        pytest.fail(f"the JSON for scripts cannot be read: {said[-300:]!r}")
     path.write_bytes(b"no image")
     _see(*command("predict", run, folder), 1, name, False)
     return "neutralised"
@@ -232,7 +233,7 @@ def _pages(name: str, ground: Ground) -> str:
     body = re.sub(r"```.*?```", "", card.split("---", 2)[2], flags=re.DOTALL)
     live += _Page(re.sub(r"`[^`\n]*`", "", body)).live
     if live:
-        raise Broken(f"a browser would obey {live[:3]}")
+        pytest.fail(f"a browser would obey {live[:3]}")
     _explore(run, name)
     return "neutralised"
 
@@ -250,8 +251,8 @@ def _explore(run: Path, name: str) -> None:
         answer = client.get(address)
         kind = answer.headers["content-type"].partition(";")[0]
         if answer.status_code >= 500 or answer.headers["x-content-type-options"] != "nosniff":
-            raise Broken(f"{address!r} was answered with {answer.status_code}")
+            pytest.fail(f"{address!r} was answered with {answer.status_code}")
         if "script-src 'self'" not in answer.headers["content-security-policy"]:
-            raise Broken(f"{address!r} was answered without a policy")
+            pytest.fail(f"{address!r} was answered without a policy")
         if kind != "application/json" and any(part in answer.text for part in (name, html.escape(name))):
-            raise Broken(f"{address!r} gave the name as {kind}")
+            pytest.fail(f"{address!r} gave the name as {kind}")

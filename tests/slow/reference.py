@@ -1,20 +1,18 @@
-"""The heads once more, in numpy and float64, from the paper's formulas: what :mod:`hardening.numerics` compares with.
+"""The heads once more, in numpy and float64, from the paper's formulas: what ``test_numerics`` compares with.
 
 Nothing of dropmax is used here. Everything is in log space and relative to the largest logit of a row, so that logits
 of 1e30 cost no digits. Arrays are (N, K); a target is (N,).
 """
 
-# mypy: disable-error-code="no-any-return"
 from __future__ import annotations
 
 import functools
 import itertools
 from typing import Any
 
-import mpmath  # type: ignore[import-untyped]
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import gammaln, logsumexp
+from scipy.special import logsumexp
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -157,50 +155,6 @@ def expected_nll(o: Array, b: Array, target: Indices) -> Array:
         log_p[:, z] = log_softmax(o[:, z])
         total += np.where(kept, prior * -at(log_p, target), 0.0)
     return total
-
-
-def two_levels(num_rivals: int, lead: float, a: float) -> dict[str, float]:
-    """One class leads K - 1 equal ones by ``lead``, all are kept alike: sums over how many rivals were kept.
-
-    With m ~ Binomial(K - 1, rho), these are the leader's predictive probability and its expected nll, for any K.
-    """
-    m = np.arange(num_rivals + 1.0)
-    log_keep, log_drop = float(log_sigmoid(np.array(a))), float(log_sigmoid(np.array(-a)))
-    log_choose = gammaln(num_rivals + 1) - gammaln(m + 1) - gammaln(num_rivals - m + 1)
-    p_m = np.exp(log_choose + m * log_keep + (num_rivals - m) * log_drop)
-    p_m /= p_m.sum()  # gammaln of large numbers costs digits, the same for all m near the peak
-    rivals = m * np.exp(-lead)
-    all_dropped = p_m[0] * np.exp(log_drop)
-    leader = np.exp(log_keep) * (p_m / (1 + rivals)).sum() + all_dropped / (1 + num_rivals * np.exp(-lead))
-    return {"predictive": float(leader), "expected_nll": float((p_m * np.log1p(rivals)).sum())}
-
-
-# --- a referee in 40 digits --------------------------------------------------------------------------------------
-
-
-def referee(o: list[float], a: list[float], r: list[float], target: int) -> dict[str, float]:
-    """The same numbers for one row with mpmath, straight from the definitions: judges the functions above."""
-    with mpmath.workdps(60):
-        o_, a_, r_ = ([mpmath.mpf(x) for x in values] for values in (o, a, r))
-        top = max(o_)
-        rho = [1 / (1 + mpmath.exp(-x)) for x in a_]
-        g = [1 / (1 + mpmath.exp(-x - y)) for x, y in zip(a_, r_, strict=True)]
-        mean, nll, divergence = mpmath.mpf(0), mpmath.mpf(0), -mpmath.log(rho[target])
-        for z in itertools.product([0, 1], repeat=len(o)):
-            prior = mpmath.fprod(p if kept else 1 - p for p, kept in zip(rho, z, strict=True))
-            weights = [mpmath.exp(x - top) * (kept or not any(z)) for x, kept in zip(o_, z, strict=True)]
-            p = weights[target] / sum(weights)
-            mean += prior * p
-            if z[target]:
-                others = [(p_, kept) for k, (p_, kept) in enumerate(zip(g, z, strict=True)) if k != target]
-                nll -= mpmath.fprod(p_ if kept else 1 - p_ for p_, kept in others) * mpmath.log(p)
-        for k, (p, q) in enumerate(zip(rho, g, strict=True)):
-            if k != target:
-                divergence += sum(x * mpmath.log(x / y) for x, y in ((q, p), (1 - q, 1 - p)) if x)
-        coin = -sum(x * mpmath.log(x) for p in rho for x in (p, 1 - p) if x)
-        taught = sum(mpmath.log(1 + mpmath.exp(-x if k == target else x)) for k, x in enumerate(r_))
-        found = {"predictive": mean, "expected_nll": nll, "kl": divergence, "entropy": coin, "auxiliary": taught}
-        return {name: float(value) for name, value in found.items()}
 
 
 # --- the terms of each head --------------------------------------------------------------------------------------

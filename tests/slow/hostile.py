@@ -1,33 +1,22 @@
-"""Hostile files: each attack would leave a mark if it worked, and the marks are looked for.
+"""What hostile files are tried on: a ground where code that runs leaves a mark, and a victim whose files are watched.
 
-An attack is a function that hands dropmax something hostile on a :class:`Ground` of its own and returns what came of
-it. Whatever it says, the ground is looked over afterwards: code that ran has left its mark, and nobody may have touched
-the victim. Each payload is first set off on purpose, so that a mark that is missing means something.
+An attack is a function that hands dropmax something hostile. Each payload is first set off on purpose, so that a
+missing mark means something.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import os
 import pickle
 import shutil
 import sys
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dropmax.errors import DropMaxError
-from dropmax.workbench.progress import progress
-from hardening.campaign import Outcome
-
-__all__ = ["Attack", "Broken", "Ground", "attack_all", "attacks", "command", "payloads", "run"]
-
-
-class Broken(Exception):
-    """An attack got further than it may."""
+import pytest
 
 
 @dataclass(frozen=True)
@@ -58,60 +47,7 @@ class Ground:
         return found + [f"{name!r} was written outside" for name in sorted(strangers)]
 
 
-Attack = Callable[[Ground], str]
-
-
-def run(*, short: bool, seed: int, scratch: Path) -> Outcome:
-    """Try every attack; in the short form those with the first payload only."""
-    outcome = Outcome()
-    chosen = attacks(short)
-    with progress("attacking with hostile files", len(chosen), "attacks") as advance:
-        attack_all(outcome, chosen, scratch, advance)
-    outcome.details["attacks"] = sorted(chosen)
-    return outcome
-
-
-def attacks(short: bool = False) -> dict[str, Attack]:
-    """Return every attack by its name."""
-    from hardening import hostile_code, hostile_places, hostile_text
-
-    return {**hostile_code.attacks(short), **hostile_places.attacks(), **hostile_text.attacks(short)}
-
-
-def attack_all(
-    outcome: Outcome, chosen: dict[str, Attack], scratch: Path, advance: Callable[[int], None] = lambda step: None
-) -> None:
-    """Try the attacks and count what came of them."""
-    cache = scratch / "cache"
-    with _environment(DROPMAX_CACHE=str(cache)):
-        for name, attack in chosen.items():
-            ground = Ground.make(scratch / "ground")
-            problems = []
-            try:
-                became = attack(ground)
-            except DropMaxError:
-                became = "refused"
-            except Broken as error:
-                became, problems = "broken", [str(error)]
-            except Exception as error:
-                place = traceback.extract_tb(error.__traceback__)[-1]
-                became, problems = "other error", [f"{error!r} at {Path(place.filename).name}:{place.lineno}"]
-            problems += ground.wrongs()
-            outcome.count("broken" if problems else became)
-            for problem in problems:
-                outcome.fail(f"{name}: {problem}")
-            advance(1)
-
-
-@contextlib.contextmanager
-def _environment(**values: str) -> Iterator[None]:
-    before = {key: os.environ.get(key) for key in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for key, value in before.items():
-            os.environ.pop(key) if value is None else os.environ.update({key: value})
+Attack = Callable[[Ground], object]
 
 
 # --- payloads ---------------------------------------------------------------------------------------------------
@@ -144,7 +80,7 @@ def payloads(mark: Path) -> dict[str, bytes]:
     for name, payload in found.items():
         pickle.loads(payload)  # to see that it would work
         if not mark.exists():
-            raise Broken(f"the payload {name!r} is not armed")
+            pytest.fail(f"the payload {name!r} is not armed")
         mark.rmdir() if mark.is_dir() else mark.unlink()
     return found
 
@@ -173,8 +109,3 @@ def command(*arguments: object, terminal: bool = False) -> tuple[int, str]:
     finally:
         sys.argv = before
     return code, out.getvalue()
-
-
-def digest(path: Path) -> str:
-    """Return a digest of a file, to see whether it changed."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import safetensors.torch
 import torch
 
@@ -28,9 +29,9 @@ from dropmax.workbench.export import export
 from dropmax.workbench.hub import from_pretrained, save_pretrained
 from dropmax.workbench.recipes import load_recipe
 from dropmax.workbench.training import RunDirectory, build, load_model, resume
-from hardening.hostile import Attack, Broken, Ground, command, payloads
-from hardening.image_files import pictures
-from hardening.run_files import small_recipe
+from tests.slow.hostile import Attack, Ground, command, payloads
+from tests.slow.image_files import pictures
+from tests.slow.run_files import small_recipe
 
 
 def attacks(short: bool) -> dict[str, Attack]:
@@ -172,7 +173,7 @@ def _in_cache(ground: Ground, payload: bytes) -> object:
         cache.write_bytes(_npy(payload))
     found = load(ground.folder / "set", image_size=8)
     if not torch.equal(found.train.inputs, expected.train.inputs):
-        raise Broken("the images of a hostile cache were believed")
+        pytest.fail("the images of a hostile cache were believed")
     return found
 
 
@@ -255,7 +256,7 @@ def _import(call: Callable[[Ground, Path], object], ground: Ground) -> str:
         # The same file, trusted, must load and leave the mark: or the refusal below refuses nothing.
         load_model(run, trust_network=True)
         if not ground.mark.exists():
-            raise Broken("the module is not armed")
+            pytest.fail("the module is not armed")
         ground.mark.unlink()
         # Once the program uses the module, its classes are no news.
         load_model(run)
@@ -265,7 +266,7 @@ def _import(call: Callable[[Ground, Path], object], ground: Ground) -> str:
         except DropMaxError as error:
             said = str(error)
         if not isinstance(said, str) or "trust" not in said:
-            raise Broken(f"not refused by a word about trust, but {said!r:.200}")
+            pytest.fail(f"not refused by a word about trust, but {said!r:.200}")
         return "refused"
     finally:
         sys.path.remove(str(ground.folder / "modules"))
@@ -327,7 +328,7 @@ def _tuned_from(ground: Ground) -> str:
     point = {"network.name": f"{MODULE}:Network"}
     store = _stored_table(ground, point, point)
     plan = tuned_from(plan_table(["mnist-5k"], heads=["dropmax-qp"]), store.path)
-    raise Broken(f"the plan took over the network {plan.groups[0].recipe.network['name']!r}")
+    pytest.fail(f"the plan took over the network {plan.groups[0].recipe.network['name']!r}")
 
 
 def _result_point(ground: Ground) -> str:
@@ -335,4 +336,4 @@ def _result_point(ground: Ground) -> str:
     (job,) = store.plan().groups[0].tune_jobs()
     result = store.match(job, store.records()[job.id])
     shutil.rmtree(store.path)
-    raise Broken(f"the point {result.point} was believed")
+    pytest.fail(f"the point {result.point} was believed")

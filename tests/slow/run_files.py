@@ -26,7 +26,7 @@ from dropmax.workbench.data import Dataset, Split
 from dropmax.workbench.recipes import Recipe, load_recipe
 from dropmax.workbench.training import RunDirectory, Session, build, load_model
 from dropmax.workbench.training.optimizer import make_optimizer
-from hardening.mutations import WORDS, damage_bytes, damage_text, damage_tree, nested
+from tests.slow.damage import WORDS, damage_bytes, damage_text, damage_tree, nested
 
 _TOML_WORDS = (
     *WORDS, "1979-05-27", "07:32:00", "[1, 'a']", "{ a = 1 }", '"lenet"', '"os:system"', "[[x]]", "1e400", "0b1",

@@ -1,0 +1,99 @@
+"""Files of strangers: a network they name is imported only when trusted, and they cannot ask for a large one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from dropmax.errors import InvalidValue, RunError
+from dropmax.workbench.networks import registry
+from dropmax.workbench.training import load_model, train
+from tests.slow.hostile import Ground, command
+from tests.slow.hostile_code import MODULE, hostile_run
+
+
+@pytest.fixture
+def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run directory whose network is in a module within reach, and not imported."""
+    ground = Ground.make(tmp_path)
+    run = hostile_run(ground)
+    monkeypatch.syspath_prepend(str(ground.folder / "modules"))
+    monkeypatch.delitem(sys.modules, MODULE, raising=False)
+    return run
+
+
+def test_a_foreign_network_loads_once_it_is_imported_or_trusted(foreign: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        RunError, match=r"model\.safetensors would import the network .*--trust-network.*import it first"
+    ):
+        load_model(foreign)
+    assert not (tmp_path / "mark").exists()
+    assert load_model(foreign, trust_network=True).classes == ("a", "b")
+    assert (tmp_path / "mark").exists()
+    assert load_model(foreign).classes == ("a", "b")  # by now the program has imported it
+
+
+def test_the_command_line_can_be_told_to_trust(foreign: Path, tmp_path: Path) -> None:
+    code, said = command("predict", foreign, foreign.parent / "a.csv", "--format", "csv", "--trust-network")
+    assert code == 0
+    assert len(said.splitlines()) == 41
+
+
+def test_a_recipe_of_the_users_own_is_his_word(foreign: Path, tmp_path: Path) -> None:
+    """Training by a recipe that the user names imports its network without asking; so going on must ask."""
+    out = tmp_path / "attacker" / "mine"
+    code, said = command("train", "--recipe", foreign / "recipe.toml", "--out", out)
+    assert code == 0, said
+    assert (tmp_path / "mark").exists()
+    (out / "model.safetensors").unlink()
+    del sys.modules[MODULE]
+    code, said = command("train", "--resume", out)
+    assert code == 1
+    assert "recipe.toml would import the network" in said
+    code, said = command("train", "--resume", out, "--trust-network")
+    assert code == 0, said
+    code, said = command("train", "mnist-1k", "--trust-network")
+    assert (code, "--trust-network goes with --resume" in said) == (1, True)
+
+
+def test_networks_of_our_own_never_need_trust() -> None:
+    for name in registry.NETWORKS:
+        registry.check_import(name, "a file", trust_network=False)
+    with pytest.raises(RunError, match="would import the network 'nowhere:Net'"):
+        registry.check_import("nowhere:Net", "a file", trust_network=False)
+    registry.check_import("torch.nn:Flatten", "a file", trust_network=False)  # imported already
+
+
+def test_a_small_file_cannot_ask_for_a_large_network(tmp_path: Path) -> None:
+    import json
+
+    import safetensors.torch
+
+    from tests.slow.run_files import _model
+
+    state, about = _model()
+    about = json.loads(json.dumps(about))
+    about["recipe"]["network"]["hidden"] = [200_000, 200_000]  # 160 GB
+    content = safetensors.torch.save(state, metadata={"dropmax": json.dumps(about)})
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(RunError, match="its tensors are not those of the network and head it names"):
+        load_model(tmp_path)
+    for options, says in (
+        ({"depth": 6 * 10**9 + 2}, "at most 1202"),
+        ({"depth": 20, "widths": [1, 1]}, "three widths"),
+    ):
+        with pytest.raises(InvalidValue, match=says):
+            registry.make_network("cifar-resnet", (3, 32, 32), **options)
+
+
+def test_training_into_a_link_is_refused(tmp_path: Path) -> None:
+    from tests.slow.run_files import small_recipe
+
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "door").symlink_to(tmp_path / "victim")
+    recipe = small_recipe().override({"data.name": "mnist-1k", "data.train_size": 20, "data.validation_size": 20})
+    with pytest.raises(RunError, match="door is not a directory"):
+        train(recipe, tmp_path / "door", quiet=True)
+    assert not list((tmp_path / "victim").iterdir())
