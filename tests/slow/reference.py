@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -189,7 +190,8 @@ def _kept(
     if name == "random-dropmax":
         chosen = u < float(dtype.type(options["retain"]))
         return put(chosen.astype(np.float64), target, 1.0) > 0
-    count = 1 + max(1, round(options["fraction"] * (num_classes - 1)))
+    sampled = math.floor(options["fraction"] * num_classes + 0.5) - (not options["target_extra"])
+    count = 1 + min(max(1, sampled), num_classes - 1)
     rank = np.argsort(np.argsort(put(u, target, -1.0), -1, kind="stable"), -1, kind="stable")
     return rank < count
 
