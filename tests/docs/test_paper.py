@@ -91,3 +91,130 @@ def test_every_equation_named_by_number_is_about_what_the_text_around_it_says() 
             assert any(word in around for word in words), (
                 f"{where}: equation {number} is {name}, the text says: {around}"
             )
+
+
+# --- docs/paper.md -----------------------------------------------------------------------------------------------
+
+PAGE = ROOT / "docs" / "paper.md"
+STATUSES = ("faithful", "reading", "not here")
+
+
+def rows(text: str) -> list[list[str]]:
+    """Return the cells of every row of every Markdown table, headings and rules left out."""
+    lines = text.splitlines()
+    found = []
+    for line, below in zip(lines, [*lines[1:], ""], strict=True):
+        is_rule = re.fullmatch(r"\|(\s*-+\s*\|)+", line)
+        if line.startswith("|") and not is_rule and not re.fullmatch(r"\|(\s*-+\s*\|)+", below):
+            found.append([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
+    return found
+
+
+def accounted() -> list[list[str]]:
+    """Return the rows of the tables whose last column says how a thing is accounted for: it has no heading."""
+    text = PAGE.read_text(encoding="utf-8")
+    tables = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
+    return [row for table in tables if re.match(r"\|.*\| \|\n", table) for row in rows(table)]
+
+
+def spans(text: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", text)
+
+
+def test_everything_on_the_page_is_faithful_a_reading_or_not_here() -> None:
+    found = accounted()
+    assert len(found) > 60, "the tables are no longer found"
+    for row in found:
+        assert row[-1] in STATUSES, row
+    assert {row[-1] for row in found} == set(STATUSES)
+
+
+def test_every_equation_of_the_paper_is_on_the_page_once_and_by_its_name() -> None:
+    listed = [(int(row[0]), row[1].replace("\\|", "|")) for row in accounted() if row[0].isdigit()]
+    assert listed == [(e["number"], e["name"]) for e in EQUATIONS]
+
+
+def test_every_figure_of_the_paper_is_on_the_page() -> None:
+    from dropmax.lab.figures.registry import FIGURES
+
+    listed = [int(row[0].split(",")[0]) for row in accounted() if re.match(r"\d, ", row[0])]
+    assert listed == [1, 2, 3, 4, 5, 6, 7]
+    named = re.findall(r"--only ([\w-]+)", PAGE.read_text(encoding="utf-8"))
+    assert set(named) <= set(FIGURES)
+    for name, figure in FIGURES.items():
+        if figure.place != "beyond the paper" and not figure.place.startswith("Appendix B"):
+            assert name in named, f"{name} draws {figure.place}, and the page does not say so"
+
+
+def test_every_python_name_on_the_page_exists() -> None:
+    names = {span for span in spans(PAGE.read_text(encoding="utf-8")) if re.fullmatch(r"dropmax(\.\w+)+", span)}
+    assert len(names) > 20
+    for name in names:
+        assert resolve(name) is not None, name
+
+
+def resolve(name: str) -> Any:
+    """Import as much of a dotted name as is a module, and get the rest of it as attributes."""
+    import importlib
+
+    parts = name.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[cut:]:
+            found = getattr(found, part)
+        return found
+    raise AssertionError(f"{name} cannot be imported")
+
+
+def test_every_command_on_the_page_exists_with_its_options() -> None:
+    import typer
+
+    from dropmax.cli import app
+
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    found = [span for span in spans(PAGE.read_text(encoding="utf-8")) if re.match(r"dropmax [a-z]", span)]
+    assert len(found) > 8
+    for span in found:
+        words = span.split()
+        assert words[1] in commands, span
+        options = {option for parameter in commands[words[1]].params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= options, span
+
+
+def test_every_head_data_set_and_network_on_the_page_exists() -> None:
+    from dropmax.heads import HEADS
+    from dropmax.workbench.data import NAMES
+    from dropmax.workbench.networks import NETWORKS
+
+    text = PAGE.read_text(encoding="utf-8")
+    for heading, names in (("head", HEADS), ("data set", NAMES), ("network", NETWORKS)):
+        (table,) = re.findall(rf"^\| {heading} \|.*\n(?:^\|.*\n)+", text, re.MULTILINE)
+        named = [span for row in rows(table) for span in spans(row[1]) if re.fullmatch(r"[a-z][a-z0-9-]*", span)]
+        assert named, heading
+        assert set(named) <= set(names), heading
+        if heading == "head":
+            assert named == list(HEADS)
+
+
+def test_every_recipe_value_on_the_page_is_the_recipes() -> None:
+    from dropmax.workbench.recipes import load_recipe, parse_toml, recipe_names
+
+    checked = 0
+    for line in PAGE.read_text(encoding="utf-8").splitlines():
+        recipe = None
+        for span in spans(line):
+            if span in recipe_names():
+                recipe = load_recipe(span).to_dict()
+            elif re.match(r"(training|data|network)\.\w+ = ", span):
+                assert recipe is not None, f"no recipe is named before {span}"
+                (table, values), *_ = parse_toml(span, "docs/paper.md").items()
+                ((key, value),) = values.items()
+                stored = recipe[table][key]
+                assert (list(stored) if isinstance(stored, tuple) else stored) == value, f"{span} in: {line}"
+                checked += 1
+    assert checked > 40
+    for column in ("mnist-1k", "mnist-5k", "mnist-55k", "cifar-10", "cifar-100", "awa", "cub"):
+        assert f"`{column}.paper`" in PAGE.read_text(encoding="utf-8")
