@@ -5,7 +5,7 @@ PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 # --no-compile: Python compiles what it imports; compiling all of 100 packages takes longer than the tests that need it.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: demo test test-all test-portable check format bench coverage docs clean
+.PHONY: demo test test-all test-portable check format bench coverage docs tables clean
 
 demo: .venv/.demo
 	$(BIN)/dropmax demo
@@ -44,6 +44,10 @@ coverage: .venv/.dev
 	$(BIN)/coverage run -m pytest -q -n 2 --dist worksteal
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
+
+# Writes the tables of README and docs from results/, and says which numbers in their sentences are not true.
+tables: .venv/.dev
+	$(BIN)/python tools/docs_tables.py
 
 docs: .venv/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -1,0 +1,86 @@
+"""Numbers in the pages are those of results/: tables are rendered again, and sentences compared."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tools import docs_tables
+
+ROOT = Path(__file__).parents[2]
+
+#: Pages whose intervals come from other measurements than ``dropmax reproduce``.
+ELSEWHERE = {
+    "sklearn.md": "benchmarks.sklearn_comparison, results/sklearn",
+    "export.md": "a model card shown as an example",
+}
+
+
+def prose(text: str) -> str:
+    """Return a page without generated tables and code."""
+    text = docs_tables.TABLE.sub("", text)
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", docs_tables.PAGES, ids=lambda page: page.name)
+def test_tables_and_sentences_of_a_page_are_those_of_the_results(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert docs_tables.render(text) == text, "run `make tables`"
+    assert docs_tables.wrong_numbers(text) == []
+
+
+@pytest.mark.parametrize("page", docs_tables.PAGES, ids=lambda page: page.name)
+def test_every_interval_on_a_page_says_which_result_it_is(page: Path) -> None:
+    if page.name in ELSEWHERE:
+        pytest.skip(f"its numbers are those of {ELSEWHERE[page.name]}")
+    text = prose(page.read_text(encoding="utf-8"))
+    for row in re.findall(r"^\| .*rank correlation.*?(?=^[^|])", text, re.MULTILINE | re.DOTALL):
+        text = text.replace(row, "")  # compared with confusion.json below
+    unnamed = [text[max(0, m.start() - 30) : m.end() + 20] for m in re.finditer("±", docs_tables.INLINE.sub("", text))]
+    assert not re.search("±", docs_tables.INLINE.sub("", text)), f"name the result in a comment: {unnamed}"
+
+
+def test_a_number_that_is_not_true_is_found() -> None:
+    true = "2.64 ± 0.30<!-- table1/dropmax error -->"
+    assert docs_tables.wrong_numbers(true) == []
+    for wrong in (true.replace("2.64", "2.46"), true.replace("0.30", "0.20"), true.replace("dropmax", "softmax")):
+        assert len(docs_tables.wrong_numbers(wrong)) == 1
+    less = "−1.05 ± 0.13<!-- table1/dropmax less table1/softmax error -->"
+    assert docs_tables.wrong_numbers(less) == []
+    assert docs_tables.wrong_numbers(less.replace("−", "+"))
+    with pytest.raises(ValueError, match="no runs of 'dropmix'"):
+        docs_tables.wrong_numbers("2.64<!-- table1/dropmix error -->")
+
+
+def test_what_heads_are_recommended_for_is_so() -> None:
+    """The claims of docs/heads.md and README.md that are words, not numbers."""
+    names = ["softmax", "sparsemax", "sampled-softmax", "random-dropmax", "deterministic-attention"]
+    names += ["deterministic-dropmax", "dropmax-qp", "dropmax"]
+    means = {m: {n: docs_tables.mean_and_half(f"table1/{n}", m)[0] for n in names} for m in ("error", "nll", "ece")}
+    lowest = {metric: min(found, key=found.__getitem__) for metric, found in means.items()}
+    assert lowest["error"] == lowest["nll"] == "dropmax"
+    assert lowest["ece"] != "dropmax"
+    assert 0.2 < 1 - means["error"]["dropmax"] / means["error"]["softmax"] < 0.3, "a quarter fewer errors"
+    six = names[1:-1]
+    assert min(six, key=means["error"].__getitem__) == "sparsemax"
+    assert min(six, key=means["nll"].__getitem__) == "random-dropmax"
+    for name in names[:-1]:
+        found = docs_tables.difference("table1/dropmax", f"table1/{name}", "error")
+        assert found.mean < 0
+        assert 7 * found.p_value < 0.05, "significant after the strictest correction for seven comparisons"
+
+
+def test_the_table_of_rank_correlations_is_that_of_confusion_json() -> None:
+    page = (ROOT / "docs/many-classes.md").read_text(encoding="utf-8")
+    rows = json.loads((ROOT / "results/many-classes/cifar-100-5k/confusion.json").read_text())["rows"]
+    found = {row["variant"]: row for row in rows}
+    for title, variant in (("printed", "dropmax-printed"), ("default", "dropmax")):
+        line = next(line for line in page.splitlines() if line.startswith(f"| {title} | ") and "0.5" in line)
+        shown = [float(number) for number in re.findall(r"\d\.\d+", line)]
+        row = found[variant]
+        parts = ("rho_target", "rho_same_superclass", "rho_elsewhere")
+        expected = [row["rank_correlation"]["mean"], row["rank_correlation"]["half_width"]]
+        assert shown == pytest.approx([*expected, *(row[part]["mean"] for part in parts)], abs=5.1e-4)

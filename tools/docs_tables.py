@@ -1,0 +1,193 @@
+"""Numbers in the pages, from ``results/``: ``python tools/docs_tables.py`` writes them, a test checks them.
+
+A table is written between two comments, and its first one says what is in it::
+
+    <!-- table: STUDY | COLUMNS | ROWS -->
+    ...
+    <!-- end -->
+
+STUDY is a directory below ``results/``. COLUMNS, separated by commas, are ``error``, ``nll``, ``ece``, ``aurc`` or
+``brier``; ``error@exact`` for another prediction mode; ``paper`` for the paper's number; ``seeds``; ``chosen`` for what
+tuning chose; ``dropmax-error`` for the paired difference "dropmax less this row". ``.1`` behind a column sets its
+digits. ROWS are ``variant=Name to show``; a variant of another study is ``study/variant=Name``, ``variant@exact`` is
+another prediction mode, and ``[0-2]`` before the ``=`` limits the seeds.
+
+A number in a sentence is followed by a comment that names it: ``2.64 ± 0.30<!-- table1/dropmax error -->``, or for a
+paired difference ``1.05 ± 0.13<!-- table1/softmax less table1/dropmax error -->``.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from functools import cache
+from pathlib import Path
+
+from dropmax.lab.experiments import RunRecord, Store
+from dropmax.lab.experiments.paper import PAPER
+from dropmax.lab.experiments.tables import METRICS
+from dropmax.lab.statistics import PairedDifference, paired_difference, t_interval
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TABLE = re.compile(r"(<!-- table: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+INLINE = re.compile(
+    r"(?P<sign>[-+−]?)(?P<mean>\d+\.?\d*)(?: ± (?P<half>\d+\.?\d*))?(?: %)?\*{0,2}<!-- (?P<what>[^>]*?) -->"
+)
+_DIGITS = {"error": 2, "nll": 3, "ece": 2, "aurc": 3, "brier": 3}
+
+
+@cache
+def records(study: str) -> tuple[RunRecord, ...]:
+    """Return the finished runs of a study."""
+    if not (ROOT / "results" / study / "results.jsonl").exists():
+        raise ValueError(f"there is no results/{study}/results.jsonl")
+    return tuple(record for record in Store(ROOT / "results" / study).runs() if record.status == "done")
+
+
+def values(row: str, metric: str) -> dict[int, float]:
+    """Return a metric by seed, in the units of the tables, for ``study/variant`` or ``study/variant[0-2]``."""
+    name, _, seeds = row.partition("[")
+    name, _, mode = name.partition("@")
+    study, _, variant = name.rpartition("/")
+    metric, _, other = metric.partition("@")
+    chosen = [record for record in records(study) if record.variant == variant]
+    if seeds:
+        first, last = map(int, seeds.rstrip("]").split("-"))
+        chosen = [record for record in chosen if first <= record.seed <= last]
+    if not chosen:
+        raise ValueError(f"results/{study} has no runs of {variant!r}")
+    factor = METRICS[metric].factor
+    return {record.seed: factor * record.test[mode or other or "mean"][metric] for record in chosen}
+
+
+def difference(row: str, other: str, metric: str) -> PairedDifference:
+    """Return ``row`` less ``other``, paired over the seeds both have."""
+    a, b = values(row, metric), values(other, metric)
+    seeds = sorted(set(a) & set(b))
+    return paired_difference([a[seed] for seed in seeds], [b[seed] for seed in seeds])
+
+
+def mean_and_half(row: str, metric: str) -> tuple[float, float | None]:
+    """Return the mean over the seeds, and half of its 95 % t-interval where there are two."""
+    found = list(values(row, metric).values())
+    return t_interval(found) if len(found) > 1 else (found[0], None)
+
+
+def number(mean: float, half: float | None, digits: int, sign: str = "") -> str:
+    """Return ``2.64 ± 0.30``."""
+    return f"{mean:{sign}.{digits}f}" + ("" if half is None else f" ± {half:.{digits}f}")
+
+
+def table(specification: str) -> str:
+    """Return the table that a marker asks for."""
+    study, columns_text, rows_text = (part.strip() for part in " ".join(specification.split()).split("|"))
+    rows = dict(part.strip().split("=", 1) for part in rows_text.split(","))
+    rows = {name if "/" in name else f"{study}/{name}": title for name, title in rows.items()}
+    columns = [column.strip() for column in columns_text.split(",")]
+    lines = ["| | " + " | ".join(_title(column, study) for column in columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    for row, title in rows.items():
+        lines.append(f"| {title} | " + " | ".join(_cell(study, row, column, list(rows)) for column in columns) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _split(column: str) -> tuple[str, str, int]:
+    """Return the reference of a difference (or nothing), the metric and its digits."""
+    name, _, digits = column.partition(".")
+    reference, _, metric = name.rpartition("-")
+    return reference, metric, int(digits) if digits else _DIGITS.get(metric.partition("@")[0], 2)
+
+
+def _title(column: str, study: str) -> str:
+    titles = {"error": "test error %", "nll": "NLL", "ece": "ECE %", "aurc": "AURC %", "brier": "Brier"}
+    plain = {"paper": "the paper's error %", "chosen": "chosen", "seeds": "seeds"}
+    if column in plain:
+        return plain[column]
+    reference, metric, _ = _split(column)
+    metric, _, mode = metric.partition("@")
+    title = titles[metric] + (f", {mode}" if mode else "")
+    return f"{reference} less this: {title}" if reference else title
+
+
+def _cell(study: str, row: str, column: str, rows: list[str]) -> str:
+    variant = _name(row).rpartition("/")[2]
+    if column == "paper":
+        data = records(_name(row).rpartition("/")[0])[0].data
+        paper = PAPER.get(variant, {}).get(data)
+        return number(*paper, 2) if paper else ""
+    if column == "seeds":
+        return str(len(values(row, "error")))
+    if column == "chosen":
+        return _chosen(row)
+    reference, metric, digits = _split(column)
+    if reference:
+        seeds = row.partition("[")[2]
+        base = f"{study}/{reference}" + (f"[{seeds}" if seeds else "")
+        if base == row:
+            return ""
+        found = difference(base, row, metric)
+        text = number(found.mean, found.half_width, digits, "+")
+        return f"**{text}**" if abs(found.mean) > found.half_width else text
+    mean, half = mean_and_half(row, metric)
+    is_best = mean <= min(mean_and_half(other, metric)[0] for other in rows)
+    text = number(mean, half, digits)
+    return f"**{text}**" if is_best and len(rows) > 1 else text
+
+
+def _name(row: str) -> str:
+    return re.split(r"[@\[]", row)[0]
+
+
+def _chosen(row: str) -> str:
+    study, _, variant = _name(row).rpartition("/")
+    record = next(record for record in records(study) if record.variant == variant)
+    tuned = list(record.point) or ["training.weight_decay", "training.learning_rate"]
+    found = []
+    for name in tuned:
+        section, _, key = name.partition(".")
+        found.append(f"{key.replace('_', ' ')} {record.recipe[section].get(key, 0):g}")
+    return ", ".join(found)
+
+
+def render(text: str) -> str:
+    """Return a page with its tables written anew."""
+    return TABLE.sub(lambda match: match[1] + table(match[2]) + match[4], text)
+
+
+def wrong_numbers(text: str) -> list[str]:
+    """Say which numbers in sentences are not those of ``results/``."""
+    problems = []
+    for match in INLINE.finditer(text):
+        what = " ".join(match["what"].split())
+        rows, _, metric = what.rpartition(" ")
+        if " less " in rows:
+            mean, half, _ = difference(*rows.split(" less "), metric)
+        else:
+            mean, half = mean_and_half(rows, metric)
+        places = len(match["mean"].partition(".")[2])
+        shown = float(match["mean"]) * (-1 if match["sign"] in ("-", "−") else 1)
+        claimed = [(shown, mean if match["sign"] or " less " not in rows else abs(mean))]
+        if match["half"] is not None:
+            claimed.append((float(match["half"]), half if half is not None else -1.0))
+        if any(abs(said - true) > 0.5001 * 10**-places for said, true in claimed):
+            problems.append(f"{match[0]}: measured {number(mean, half, max(places, 2))}")
+    return problems
+
+
+def main() -> int:
+    """Write the tables of every page, and report numbers in sentences that are not true."""
+    wrong = 0
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        new = render(text)
+        if new != text:
+            page.write_text(new, encoding="utf-8")
+            print(f"{page.relative_to(ROOT)}: tables written")
+        for problem in wrong_numbers(new):
+            print(f"{page.relative_to(ROOT)}: {problem}")
+            wrong += 1
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
