@@ -95,7 +95,9 @@ def pyplot() -> Any:
     return plt
 
 
-def encode(figure: Any, form: str, *, title: str = "", description: str = "", command: str = "") -> bytes:
+def encode(
+    figure: Any, form: str, *, title: str = "", description: str = "", command: str = "", transparent: bool = False
+) -> bytes:
     """Return a figure as the bytes of a file in one of :data:`FORMATS`, with where it comes from in its metadata."""
     about = {
         "png": {"Title": title, "Description": description, "Comment": command},
@@ -105,7 +107,7 @@ def encode(figure: Any, form: str, *, title: str = "", description: str = "", co
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # a class name in a script the font lacks
-        figure.savefig(buffer, format=form, metadata=about[form] if title else None)
+        figure.savefig(buffer, format=form, metadata=about[form] if title else None, transparent=transparent)
     return buffer.getvalue()
 
 

@@ -99,6 +99,11 @@ class Run:
         """What it was trained on, which its seed chose."""
         return self._load().train
 
+    @cached_property
+    def validation(self) -> Split:
+        """What was held out while it trained, which its seed chose."""
+        return self._load().validation
+
     def _load(self) -> Dataset:
         data = load_data(self.recipe, self.data_dir)
         if data.classes != self.classes or data.input_shape != self.trained.input_shape:
@@ -112,7 +117,7 @@ class Run:
     def features(self, part: str = "test") -> Tensor:
         """Return the last feature vectors h of a split, in evaluation mode."""
         if part not in self._features:
-            split = self.test if part == "test" else self.train
+            split: Split = getattr(self, part)
             rows = []
             with torch.no_grad(), progress(f"{self.label} looks at the {part} set", len(split), "examples") as advance:
                 for x, y in self.trained.batches(split):

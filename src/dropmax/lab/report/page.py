@@ -1,28 +1,28 @@
-"""The report itself: sections of HTML, from top to bottom."""
+"""The report: what each section shows, put into the template ``report.html.j2``."""
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Iterator, Sequence
+import unicodedata
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from dropmax import metrics
 from dropmax.errors import InvalidValue
-from dropmax.lab.figures.reliability import pooled
+from dropmax.lab.figures import convergence, mask_curves, rejection, reliability
 from dropmax.lab.figures.runs import Run, data_name
+from dropmax.lab.figures.subject import Subject
+from dropmax.lab.report.charts import chart
 from dropmax.lab.report.compare import LEVEL, Comparison, compare
-from dropmax.lab.report.examples import confusion_section, hardest_section
-from dropmax.lab.report.html import escape, name, table
-from dropmax.lab.report.svg import Series, line_chart, reliability
+from dropmax.lab.report.sections import classes_section, disagreements, hardest_section
 from dropmax.lab.report.words import METRICS
 from dropmax.workbench.evaluation import answer
 from dropmax.workbench.provenance import commit, versions
 
-__all__ = ["make_report"]
-
-#: Nothing may be fetched or executed, whatever a class is called: the browser enforces it.
-_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+__all__ = ["environment", "make_report"]
 
 
 def make_report(runs: Sequence[Run], command: str) -> str:
@@ -30,7 +30,7 @@ def make_report(runs: Sequence[Run], command: str) -> str:
 
     Args:
         runs: from :func:`dropmax.lab.figures.runs.load_runs`; several are compared, data set by data set.
-        command: what made it, to be told at its end.
+        command: what made it, shown at its end.
     """
     if not runs:
         raise InvalidValue("name at least one run to report on")
@@ -39,77 +39,122 @@ def make_report(runs: Sequence[Run], command: str) -> str:
         groups.setdefault(run.recipe.data.name, []).append(run)
     names = list(dict.fromkeys(data_name(run.recipe) for run in runs))
     heads = list(dict.fromkeys(run.head.name for run in runs))
-    title = f"{', '.join(heads)} on {', '.join(names)}"
-    parts = [f"<h1>{escape(title)}</h1>"]
-    for members in groups.values():
-        if len(groups) > 1:
-            parts.append(f"<h1>{name(data_name(members[0].recipe))}</h1>")
-        parts += _sections(members)
-    parts += _repeat_section(runs, command)
-    style = resources.files(__package__).joinpath("report.css").read_text(encoding="utf-8")
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>\n{style}</style></head>\n<body><main>\n"
-        + "\n".join(parts)
-        + "\n</main></body></html>\n"
+    recipes = {f"{data_name(run.recipe)}: {run.label}": run for run in reversed(runs)}
+    page: str = (
+        environment()
+        .get_template("report.html.j2")
+        .render(
+            title=f"{', '.join(heads)} on {', '.join(names)}",
+            groups=[_group(members) for members in groups.values()],
+            runs=[_origin(run) for run in runs],
+            recipes=[(title, run.seed, run.recipe.to_toml()) for title, run in reversed(recipes.items())],
+            command=command,
+            commit=(commit() or "unknown")[:12],
+            versions=", ".join(f"{k} {v}" for k, v in versions().items()),
+            metrics=METRICS,
+            level=LEVEL,
+            style=resources.files(__package__).joinpath("report.css").read_text(encoding="utf-8"),
+        )
     )
+    return page
 
 
-def _sections(runs: Sequence[Run]) -> Iterator[str]:
+def environment() -> Any:
+    """Return the Jinja2 environment of the report: everything is escaped, and characters that show nothing go.
+
+    >>> environment().from_string("{{ text }}").render(text="<b>\\x1b&")
+    '&lt;b&gt;&amp;'
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    found = Environment(
+        loader=PackageLoader("dropmax.lab.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_visible,
+    )
+    found.filters |= {"cut": _cut, "portable": _portable}
+    return found
+
+
+def _visible(value: Any) -> Any:
+    if type(value) is not str:  # markup of our own, and numbers
+        return value
+    return "".join(c for c in value if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cs", "Co"))
+
+
+def _cut(text: str, limit: int) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def _portable(text: str) -> str:
+    """Return a text whose absolute paths are cut to their last part: a report is sent around.
+
+    >>> _portable("dropmax report /home/me/runs/a --out b.html")
+    'dropmax report …/a --out b.html'
+    """
+    return re.sub(r"""(?<![\w./:<-])(?:[A-Za-z]:[\\/]|/)(?:[^\s'"\\/]+[\\/])*([^\s'"\\/]+)""", r"…/\1", text)
+
+
+def _group(runs: Sequence[Run]) -> dict[str, Any]:
     found = compare(runs)
-    yield _lead(runs, found)
-    yield from _trained_section(found)
-    yield from _numbers_section(runs, found)
-    yield from _curves_section(found)
-    yield from _calibration_section(found)
     main = next((run for run in runs if run.has_masks), runs[0])
-    yield from confusion_section(main, several=len(runs) > 1)
-    yield from hardest_section(main, several=len(runs) > 1)
+    subject = Subject(runs)
+    return {
+        "name": data_name(runs[0].recipe),
+        "found": found,
+        "single": len(runs) == 1,
+        "alone": [m for m in found.methods if len(found.cells[m, "error"].values) == 1],
+        "unpaired": any(one.paired is None for one in found.differences.values()),
+        "modes": _modes(found),
+        "main": {"path": main.path.name, "masks": main.has_masks, "classes": main.classes},
+        "classes": classes_section(main),
+        "disagreements": disagreements(runs),
+        "hardest": hardest_section(main),
+        "examples": len(runs[0].test),
+        "data": runs[0].data,
+        "methods": [_method(method, members) for method, members in found.methods.items()],
+        "reliability": chart(reliability.draw, subject, "Reliability diagrams"),
+        "rejection": chart(rejection.draw, subject, "Accuracy against rejection"),
+        "learning": chart(convergence.draw, subject, "Cross entropy in training") if _logged(runs) else None,
+        "masks": chart(mask_curves.draw, subject, "Masks in training") if main.has_masks else None,
+    }
 
 
-def _lead(runs: Sequence[Run], found: Comparison) -> str:
-    """Say the result in a sentence."""
-    error = METRICS["error"]
-    said = []
-    for method in found.methods:
-        cell = found.cells[method, "error"]
-        count = f" over {len(cell.values)} seeds" if len(cell.values) > 1 else ""
-        said.append(f"{escape(method)} is wrong on {error.show(cell.mean or 0.0, cell.half_width)}{count}")
-    examples = len(runs[0].test)
-    return f'<p class="lead">Of {examples:,} test examples of {name(data_name(runs[0].recipe))}, {"; ".join(said)}.</p>'
+def _logged(runs: Sequence[Run]) -> bool:
+    return all(any("validation" in row for row in run.log) for run in runs)
 
 
-def _trained_section(found: Comparison) -> Iterator[str]:
-    yield "<h2>What was trained on what</h2>"
-    first = next(iter(found.methods.values()))[0]
-    data = first.data
-    kind = " × ".join(map(str, data.input_shape))
-    yield (
-        f"<p>{name(data_name(first.recipe))}: {len(data.train):,} training, {len(data.validation):,} validation and "
-        f"{len(data.test):,} test examples of {data.num_classes} classes; each is "
-        f"{f'an image of shape {kind}' if data.is_images else f'a row of {kind} features'}.</p>"
-    )
-    for note in data.notes:
-        yield f'<p class="note">{escape(note)}</p>'
+def _modes(found: Comparison) -> list[dict[str, Any]]:
+    """Compare the mean prediction with the exact sum over all masks: means over the runs of each method."""
     rows = []
     for method, runs in found.methods.items():
-        recipe = runs[0].recipe
-        t = recipe.training
-        network = _options(recipe.network)
-        weights = sum(p.numel() for p in runs[0].model.parameters())
-        rows.append(
-            [
-                escape(method),
-                escape(network) + f"<br>{weights:,} weights",
-                escape(_options(recipe.head)),
-                f"{t.epochs} epochs, batches of {t.batch_size}, {escape(t.optimizer)} from {t.learning_rate:g}, "
-                f"weight decay {t.weight_decay:g}",
-                escape(", ".join(str(run.seed) for run in runs)),
+        if not runs[0].has_masks:
+            continue
+        for mode, words in (("mean", "ρ in place of the masks"), ("exact", "exact sum over all masks")):
+            measured = [
+                metrics.evaluate(answer(run.head, run.features(), mode=mode).probs, run.outputs.labels) for run in runs
             ]
-        )
-    yield table(["method", "network", "head", "training", "seeds"], rows)
+            rows.append(
+                {"method": method, "mode": words}
+                | {name: sum(one[name] for one in measured) / len(measured) for name in found.metrics}
+            )
+    return rows
+
+
+def _method(method: str, runs: Sequence[Run]) -> dict[str, Any]:
+    recipe = runs[0].recipe
+    return {
+        "name": method,
+        "network": _options(recipe.network),
+        "weights": sum(p.numel() for p in runs[0].model.parameters()),
+        "head": _options(recipe.head),
+        "training": recipe.training,
+        "seeds": ", ".join(str(run.seed) for run in runs),
+    }
 
 
 def _options(values: dict[str, object]) -> str:
@@ -117,168 +162,15 @@ def _options(values: dict[str, object]) -> str:
     return f"{values['name']}{f' ({others})' if others else ''}"
 
 
-def _numbers_section(runs: Sequence[Run], found: Comparison) -> Iterator[str]:
-    yield "<h2>The numbers</h2>"
-    if len(found.methods) == 1 and len(runs) == 1:
-        yield from _one_run(runs[0])
-        return
-    rows = []
-    for method in found.methods:
-        cells = [found.cells[method, metric] for metric in found.metrics]
-        shown = []
-        for metric, cell in zip(found.metrics, cells, strict=True):
-            text = METRICS[metric].show(cell.mean or 0.0, cell.half_width)
-            text = f'<span class="best">{text}</span>' if cell.best else text
-            shown.append(text + (" †" if cell.tied else ""))
-        rows.append([escape(method), f"{len(cells[0].values)}", *shown])
-    columns = ["method", "runs", *(METRICS[metric].label for metric in found.metrics)]
-    yield table(columns, rows, numbers=range(1, len(columns)))
-    alone = [method for method in found.methods if len(found.cells[method, "error"].values) == 1]
-    yield (
-        '<p class="note">Means over seeds, and where there are two or more their 95 % t-intervals. Less is better in '
-        "every column; bold is the lowest mean. † marks what a paired t test over the seeds cannot tell from it "
-        f"(p &gt; {LEVEL:g} after Holm's correction).</p>"
-    )
-    if alone:
-        words = f"No interval for {', '.join(alone)}: one run. Give runs of other seeds for one."
-        yield f'<p class="note">{escape(words)}</p>'
-    for note in found.notes:
-        yield f'<p class="note">{escape(note)}</p>'
-    if len(found.methods) > 1:
-        yield from _differences(found)
-    yield _meanings(found.metrics)
-
-
-def _differences(found: Comparison) -> Iterator[str]:
-    yield f"<h3>Compared with {escape(found.baseline)}</h3>"
-    rows = []
-    unpaired = False
-    for method in found.methods:
-        if method == found.baseline:
-            continue
-        cells = []
-        for metric in found.metrics:
-            one = found.differences[method, metric]
-            half = one.paired.half_width if one.paired else None
-            unpaired |= one.paired is None
-            p = f'<br><span class="soft">p = {one.p_value:.2g}</span>' if one.p_value is not None else ""
-            cells.append(METRICS[metric].show_difference(one.mean, half) + p)
-        rows.append([escape(method), *cells])
-    columns = ["method", *(METRICS[metric].label for metric in found.metrics)]
-    yield table(columns, rows, numbers=range(1, len(columns)))
-    note = f"Method minus {escape(found.baseline)}: below zero is better. "
-    note += "Runs of the same seed are compared in pairs, with 95 % t-intervals; p-values have Holm's correction."
-    if unpaired:
-        note += " Where fewer than two seeds pair there is no interval: read such a difference as an anecdote."
-    yield f'<p class="note">{note}</p>'
-
-
-def _one_run(run: Run) -> Iterator[str]:
-    values = {"mean": metrics.evaluate(run.outputs.probs, run.outputs.labels)}
-    if run.has_masks:
-        values["exact"] = metrics.evaluate(answer(run.head, run.features(), mode="exact").probs, run.outputs.labels)
-    rows = [
-        [METRICS[m].label, *(METRICS[m].show(found[m]) for found in values.values()), escape(METRICS[m].meaning)]
-        for m in values["mean"]
-    ]
-    heads = ["", "ρ for the masks", "summed over masks", ""] if run.has_masks else ["", "value", ""]
-    yield table(heads, rows, numbers=range(1, 1 + len(values)))
-    if run.has_masks:
-        yield (
-            '<p class="note">Two ways to predict: with the retain probabilities ρ in place of the masks (equation 15 '
-            "of the paper, which is fast and what its tables show), and the exact sum over all masks.</p>"
-        )
-    yield '<p class="note">One run: no interval. Runs of other seeds on the same command line give one.</p>'
-
-
-def _meanings(names: Sequence[str]) -> str:
-    return table(["", "what it means"], [[METRICS[m].label, escape(METRICS[m].meaning)] for m in names])
-
-
-def _curves_section(found: Comparison) -> Iterator[str]:
-    charts = []
-    for title, unit, part, key, factor in (
-        ("Validation error", "%", "validation", "error", 100.0),
-        ("Validation NLL", "nats", "validation", "nll", 1.0),
-        ("Training loss: cross entropy", "nats", "train", "cross_entropy", 1.0),
-        ("ρ of the truth, and (pale) of its rivals", "probability", "masks", "retain_target", 1.0),
-    ):
-        series = []
-        for method, runs in found.methods.items():
-            for run in runs:
-                if part == "masks" and not run.has_masks:
-                    continue
-                rows = [row for row in run.log if part in row]
-                series.append(
-                    Series(method, [(row["epoch"], factor * row[part][key]) for row in rows], found.looks[method])
-                )
-                if part == "masks":
-                    rivals = [(row["epoch"], row[part]["retain_rivals"]) for row in rows]
-                    series.append(Series(method, rivals, found.looks[method], pale=True))
-        charts.append(line_chart(series, title=title, x="epoch", y=unit, log=key == "cross_entropy"))
-    if any(charts):
-        yield "<h2>How it learned</h2>"
-        yield f'<div class="row">{"".join(charts)}</div>'
-        yield (
-            '<p class="note">From the logs, a line a run. A validation curve that rises while training goes on falling '
-            "is overfitting. The training loss of a head with masks is measured with its random masks, which is why it "
-            "is rougher.</p>"
-        )
-
-
-def _calibration_section(found: Comparison) -> Iterator[str]:
-    yield "<h2>Whether its confidence can be believed</h2>"
-    charts, series = [], []
-    for method, runs in list(found.methods.items())[:12]:
-        probs, labels = pooled(runs)
-        note = f"ECE {METRICS['ece'].show(metrics.ece(probs, labels))}"
-        charts.append(reliability(metrics.reliability_bins(probs, labels), title=method, note=note))
-        for run in runs:
-            coverage, accuracy = metrics.accuracy_rejection_curve(run.outputs.probs, run.outputs.labels)
-            step = max(1, len(coverage) // 200)
-            kept = [(100 * (1 - c), 100 * a) for c, a in zip(coverage.tolist(), accuracy.tolist(), strict=True)]
-            kept = kept[len(kept) // 2 :][::-1]
-            series.append(Series(method, kept[::step], found.looks[method]))
-    yield f'<div class="row">{"".join(charts)}</div>'
-    yield (
-        '<p class="note">Blue: how often answers of a confidence are right; red outline: how far that is from the '
-        "confidence itself; below: the share of examples in each bin. On the dashed line a model is right exactly as "
-        "often as it says.</p>"
-    )
-    title = "Accuracy when the least sure are rejected"
-    yield f'<div class="row">{line_chart(series, title=title, x="rejected (%)", y="accuracy (%)")}</div>'
-    yield '<p class="note">How accurate the rest is when the least confident answers go to somebody else.</p>'
-
-
-def _repeat_section(runs: Sequence[Run], command: str) -> Iterator[str]:
-    yield "<h2>How to repeat it</h2>"
-    rows = []
-    for run in runs:
-        origin = run.environment
-        recipe = Path(run.path) / "recipe.toml"
-        used = origin.get("versions", {})
-        shown = ", ".join(f"{k} {v}" for k, v in used.items()) if isinstance(used, dict) else str(used)
-        machine = origin.get("machine", {})
-        processor = machine.get("processor", "unknown") if isinstance(machine, dict) else "unknown"
-        made = str(origin.get("commit") or "unknown")[:12]
-        again = shlex.join(["dropmax", "train", "--recipe", str(recipe), "--out", "ANOTHER"])
-        rows.append(
-            [
-                name(str(run.path), 60),
-                f"<code>{escape(origin.get('command', 'unknown'))}</code>",
-                f"<code>{escape(again)}</code>",
-                f"<code>{escape(made)}</code>, {escape(origin.get('date', ''))}<br>"
-                f'<span class="soft">{escape(shown)}; {escape(processor)}</span>',
-            ]
-        )
-    yield table(["run", "trained by", "again, to the byte on such a machine", "commit and versions"], rows)
-    now = ", ".join(f"{k} {v}" for k, v in versions().items())
-    yield (
-        f"<p>This report: <code>{escape(command)}</code> "
-        f'<span class="soft">(commit {escape((commit() or "unknown")[:12])}; {escape(now)})</span></p>'
-    )
-    seen: dict[str, Run] = {}
-    for run in runs:
-        seen.setdefault(f"{data_name(run.recipe)}: {run.label}", run)
-    for title, run in seen.items():
-        yield f"<h3>Recipe of {escape(title)}, seed {run.seed}</h3><pre>{escape(run.recipe.to_toml())}</pre>"
+def _origin(run: Run) -> dict[str, str]:
+    known = run.environment
+    used, machine = known.get("versions", {}), known.get("machine", {})
+    return {
+        "name": Path(run.path).name,
+        "command": str(known.get("command", "unknown")),
+        "again": shlex.join(["dropmax", "train", "--recipe", f"{Path(run.path).name}/recipe.toml", "--out", "ANOTHER"]),
+        "commit": str(known.get("commit") or "unknown")[:12],
+        "date": str(known.get("date", "")),
+        "versions": ", ".join(f"{k} {v}" for k, v in used.items()) if isinstance(used, dict) else str(used),
+        "processor": str(machine.get("processor", "unknown")) if isinstance(machine, dict) else "unknown",
+    }

@@ -1,0 +1,181 @@
+"""What a report says about single classes and examples: confusions, per-class numbers, disagreements, hard examples."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dropmax.lab.figures import confusion_graph
+from dropmax.lab.figures.demo import contrast, surest_mistakes
+from dropmax.lab.figures.runs import Run, picture
+from dropmax.lab.figures.subject import Subject
+from dropmax.lab.report.charts import chart, confusion_image
+from dropmax.sets import PredictionSets, rows_needed
+from dropmax.workbench.evaluation import answer
+
+__all__ = ["classes_section", "disagreements", "hardest", "hardest_section"]
+
+HARDEST, PAIRS, SHOWN = 20, 6, 6
+COVERAGES = (0.99, 0.95)  #: of the prediction sets: the first for which enough rows were held out
+#: With more classes than these, a profile shows only those that matter, and the matrix becomes a picture.
+_ALL_CLASSES, _MATRIX = 12, 20
+
+
+def classes_section(run: Run) -> dict[str, Any]:
+    """Return confusion matrix, per-class table and most confused pairs of one run."""
+    outputs, count = run.outputs, len(run.classes)
+    counts = np.zeros((count, count), np.int64)
+    np.add.at(counts, (outputs.labels.numpy(), outputs.predicted.numpy()), 1)
+    found: dict[str, Any] = {"counts": counts.tolist() if count <= _MATRIX else None, "image": None, "graph": None}
+    if count > _MATRIX:
+        found["image"] = confusion_image(counts, list(run.classes))
+    if run.has_masks and confusion_graph.links(outputs):
+        found["graph"] = chart(confusion_graph.draw, Subject([run]), "Which classes the model may confuse")
+    return {**found, **_class_rows(run, counts), "pairs": _pairs(run, counts)}
+
+
+def _class_rows(run: Run, counts: Any) -> dict[str, Any]:
+    sets, note = _sets(run)
+    rows = []
+    for k, name in enumerate(run.classes):
+        mine, said, hit = int(counts[k].sum()), int(counts[:, k].sum()), int(counts[k, k])
+        chosen = run.outputs.labels == k
+        rows.append(
+            {
+                "name": name,
+                "examples": mine,
+                "error": 1 - hit / mine if mine else None,
+                "precision": hit / said if said else None,
+                "recall": hit / mine if mine else None,
+                "coverage": float(sets[chosen][:, k].double().mean()) if sets is not None and mine else None,
+                "size": float(sets[chosen].sum(-1).double().mean()) if sets is not None and mine else None,
+            }
+        )
+    rows.sort(key=lambda row: -(row["error"] or 0.0))
+    return {"rows": rows[:_SHOWN_CLASSES], "left_out": max(0, len(rows) - _SHOWN_CLASSES), "sets": note}
+
+
+_SHOWN_CLASSES = 40
+
+
+def _sets(run: Run) -> tuple[Tensor | None, str]:
+    """Return the prediction sets of the test examples, calibrated on the held-out rows, and what to say of them."""
+    held = run.validation
+    if not len(held):
+        return None, "No rows were held out, so there are no prediction sets."
+    probs = answer(run.head, run.features("validation")).probs
+    coverage = next((c for c in COVERAGES if len(held) >= rows_needed(c)), None)
+    if coverage is None:
+        return None, f"Too few rows ({len(held)}) were held out for prediction sets."
+    sets = PredictionSets(coverage).fit(probs, held.labels).predict(run.outputs.probs)
+    held_truth = sets.gather(-1, run.outputs.labels[:, None]).double().mean()
+    return sets, (
+        f"Prediction sets that promise {coverage:.0%} coverage, calibrated on {len(held):,} held-out rows, hold the "
+        f"truth for {float(held_truth):.1%} of the test examples and have {float(sets.sum(-1).double().mean()):.2f} "
+        "classes on average."
+    )
+
+
+def _pairs(run: Run, counts: Any) -> list[dict[str, Any]]:
+    both = np.triu(counts + counts.T, 1)
+    order = np.argsort(-both, axis=None, kind="stable")[:PAIRS]
+    labels, predicted = run.outputs.labels, run.outputs.predicted
+    confidence = run.outputs.probs.amax(-1)
+    found = []
+    for place in order.tolist():
+        first, second = divmod(place, len(counts))
+        if not both[first, second]:
+            break
+        taken = ((labels == first) & (predicted == second)) | ((labels == second) & (predicted == first))
+        chosen = confidence.masked_fill(~taken, -1.0).argsort(descending=True, stable=True)[: int(taken.sum())]
+        found.append(
+            {
+                "first": run.classes[first],
+                "second": run.classes[second],
+                "mistakes": int(both[first, second]),
+                "there": int(counts[first, second]),
+                "back": int(counts[second, first]),
+                "examples": [_example(run, i) for i in chosen[:SHOWN].tolist()],
+            }
+        )
+    return found
+
+
+def disagreements(runs: Sequence[Run]) -> dict[str, Any] | None:
+    """Return where two runs answer differently, for exactly two of them; None otherwise. Softmax comes first."""
+    if len(runs) != 2:
+        return None
+    base, other = sorted(runs, key=lambda run: run.head.name != "softmax")
+    wrong = [run.outputs.predicted != run.outputs.labels for run in (base, other)]
+    rows = []
+    for title, chosen, surer in (
+        ("right in the second only", wrong[0] & ~wrong[1], base),
+        ("right in the first only", wrong[1] & ~wrong[0], other),
+        ("wrong in both", wrong[0] & wrong[1], base),
+    ):
+        shown = surest_mistakes(surer.outputs, chosen, SHOWN)
+        rows.append(
+            {
+                "title": title,
+                "count": int(chosen.sum()),
+                "examples": [{**_example(base, i), "other": _said(other, i)} for i in shown],
+            }
+        )
+    return {"first": base.label, "second": other.label, "counts": contrast(base.outputs, other.outputs), "rows": rows}
+
+
+def hardest(run: Run, limit: int = HARDEST) -> list[int]:
+    """Return the test examples whose truth the model finds least likely, hardest first."""
+    on_truth = run.outputs.probs.gather(-1, run.outputs.labels[:, None]).squeeze(-1)
+    return [int(i) for i in on_truth.argsort(stable=True)[:limit]]
+
+
+def hardest_section(run: Run) -> list[dict[str, Any]]:
+    """Return the hardest examples with the classes that matter to each: probability and retain probability."""
+    chosen = hardest(run)
+    exact = answer(run.head, run.features()[chosen], mode="exact", std=True) if run.has_masks else None
+    cards = []
+    for place, index in enumerate(chosen):
+        p, rho = run.outputs.probs[index], run.outputs.retain[index]
+        truth, said = int(run.outputs.labels[index]), int(p.argmax())
+        rows = [
+            {"name": run.classes[k], "p": float(p[k]), "rho": float(rho[k]), "truth": k == truth, "said": k == said}
+            for k in _shown(rho if run.has_masks else p, truth, said)
+        ]
+        card = {**_example(run, index), "given": float(p[truth]), "classes": rows, "over": None}
+        if exact is not None and exact.std is not None:
+            card["over"] = (float(exact.probs[place, said]), float(exact.std[place, said]))
+        cards.append(card)
+    return cards
+
+
+def _example(run: Run, index: int) -> dict[str, Any]:
+    image = _png(picture(run.test, index)) if run.trained.is_images else None
+    return {"index": index, "image": image, "truth": run.classes[int(run.outputs.labels[index])], **_said(run, index)}
+
+
+def _said(run: Run, index: int) -> dict[str, Any]:
+    p, k = run.outputs.probs[index].max(-1)
+    return {"said": run.classes[int(k)], "p": float(p), "right": int(k) == int(run.outputs.labels[index])}
+
+
+def _png(pixels: Any) -> dict[str, Any]:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels)).save(buffer, "PNG", optimize=True)
+    height, width = pixels.shape[:2]
+    return {"data": base64.b64encode(buffer.getvalue()).decode(), "width": width, "height": height}
+
+
+def _shown(score: Tensor, truth: int, answered: int) -> list[int]:
+    if len(score) <= _ALL_CLASSES:
+        return list(range(len(score)))
+    top = torch.argsort(score, descending=True, stable=True)[:6].tolist()
+    return sorted({*top, truth, answered}, key=lambda k: -float(score[k]))
