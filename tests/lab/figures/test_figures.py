@@ -89,7 +89,7 @@ def test_a_recording_is_made_once_and_read_again(
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr("dropmax.lab.figures.recording.train", refuse)
+    monkeypatch.setattr("dropmax.lab.figures.recording.fit", refuse)
     out, _ = everything
     runs = load_runs(image_runs)
     made = make_figures(runs, out, only=["convergence"], formats=["png"], recorded=True, force=True, command="c")

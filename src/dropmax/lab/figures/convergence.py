@@ -17,8 +17,8 @@ __all__ = ["CAPTION", "draw", "draw_band"]
 CAPTION = "Cross entropy in training, pale on what is trained on and full on what is not."
 
 _RECORDED = (
-    "Recorded at each step, with ρ in place of the masks z that training draws; the full lines are the cross "
-    "entropy of the first 1,000 test examples."
+    "The batch's loss at each step, with ρ in place of the masks z that training draws; the full lines are the cross "
+    "entropy of the whole test set."
 )
 _LOGGED = (
     "From the runs' logs, a point an epoch: the training curve of a head with masks is drawn with its masks z, the "
@@ -56,7 +56,7 @@ def draw(subject: Subject) -> tuple[Any, str]:
             colour, line = style.look(looks[label])
             curves = [_recorded(subject, run) if recorded else _logged(run) for run in runs]
             band |= len(runs) > 1
-            draw_band(panel, [(c.steps, c.train) for c in curves], colour, line, alpha=0.45, width=1.0)
+            draw_band(panel, [(c.steps, c.train) for c in curves], colour, "-", alpha=0.45, width=0.5)
             draw_band(panel, [(c.held_steps, c.held) for c in curves], colour, line, label=style.plain(label, 40))
         values = [y for line in panel.get_lines() for y in line.get_ydata() if y > 0]
         panel.set(xlabel="step", yscale="log" if max(values) > 10 * min(values) else "linear")
@@ -86,9 +86,14 @@ def draw_band(
     """Draw the mean of several (x, y) curves and a band from their lowest to their highest value."""
     grid = np.asarray(max((x for x, _ in curves), key=len), dtype=float)
     values = np.stack([np.interp(grid, x, y) for x, y in curves])
-    axes.plot(grid, values.mean(0), linestyle=line, color=colour, linewidth=width, alpha=alpha, label=label)
+    many = len(grid) > 5000  # pixels, also in an SVG: as a path it would take megabytes
+    axes.plot(
+        grid, values.mean(0), linestyle=line, color=colour, linewidth=width, alpha=alpha, label=label, rasterized=many
+    )
     if len(curves) > 1:
-        axes.fill_between(grid, values.min(0), values.max(0), color=colour, alpha=0.18 * alpha, linewidth=0)
+        axes.fill_between(
+            grid, values.min(0), values.max(0), color=colour, alpha=0.18 * alpha, linewidth=0, rasterized=many
+        )
 
 
 def _recorded(subject: Subject, run: Run) -> _Curves:
