@@ -12,7 +12,9 @@ from dropmax.errors import RunError
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories; several are compared.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run directories; several are compared. Or one --out of `dropmax reproduce`.")
+    ],
     out: Annotated[Path, typer.Option(help="The new HTML file.")] = Path("report.html"),
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
     data_dir: DataDir = None,
@@ -34,6 +36,9 @@ def report(
     from dropmax.lab.report import make_report
     from dropmax.workbench.files import write_atomically
 
+    if any((run / "results.jsonl").exists() for run in runs):
+        _report_study(runs, out, as_json)
+        return
     use_threads(threads)
     loaded = load_runs(runs, data_dir, trust_network=trust_network)
     page = make_report(loaded, shlex.join(["dropmax", *sys.argv[1:]]))
@@ -47,3 +52,17 @@ def report(
         print(json.dumps({"report": str(out), "runs": found}))
     else:
         print(f"The report is in {out} ({len(page.encode()) / 1e6:.1f} MB): open it in a browser.")
+
+
+def _report_study(places: list[Path], out: Path, as_json: bool) -> None:
+    """Write the page of a table or study."""
+    import json
+
+    from dropmax.lab.experiments import Store
+    from dropmax.lab.experiments.page import make_page
+    from dropmax.workbench.files import write_atomically
+
+    if len(places) > 1:
+        raise RunError(f"a report is of one table or study, or of runs; name {places[0]} alone")
+    write_atomically(out, make_page(Store(places[0])))
+    print(json.dumps({"report": str(out)}) if as_json else f"The report is in {out}: open it in a browser.")

@@ -63,6 +63,15 @@ def reproduce(
     metrics: Annotated[
         str, typer.Option("--metric", help="Tables to write, such as error,nll_scaled,aurc.")
     ] = "error,nll,ece",
+    compared: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            "--compare",
+            help="Train nothing: the paired differences of two variants in OUT.",
+            metavar="A B",
+            show_default=False,
+        ),
+    ] = None,
     formats: Annotated[str, typer.Option("--format", help="md, tex, or both with a comma.")] = "md",
     as_json: AsJson = False,
 ) -> None:
@@ -70,6 +79,9 @@ def reproduce(
     from dropmax.lab import experiments
 
     store = experiments.Store(out)
+    if compared is not None:
+        _compare(store, *compared, _names(metrics), as_json)
+        return
     failed: dict[str, str] = {}
     if not only_tables:
         plan = _plan(data, study, recipe, heads, runs, tune and search, schedule_scale, train_size, settings or [])
@@ -128,6 +140,24 @@ def _plan(
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _compare(store: Any, a: str, b: str, metrics: list[str], as_json: bool) -> None:
+    from dropmax.errors import MissingDependency
+    from dropmax.lab.experiments import compare
+
+    store.plan()  # refuses a directory without results
+    found = compare.compare(store, a, b, metrics)
+    if as_json:
+        print(json.dumps({"a": a, "b": b, "differences": compare.to_rows(found)}))
+        return
+    compare.print_comparison(a, b, found)
+    picture = store.path / f"compare-{a}-{b}.png"
+    try:
+        compare.draw(a, b, found, picture)
+        print(f"Drawn in {picture}.")
+    except MissingDependency as error:
+        print(f"dropmax: {error}", file=sys.stderr)
 
 
 def _report(store: Any, failed: dict[str, str], metrics: list[str], written: list[str], as_json: bool) -> None:
