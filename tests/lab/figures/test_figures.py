@@ -93,7 +93,7 @@ def test_a_recording_is_made_once_and_read_again(
     out, _ = everything
     runs = load_runs(image_runs)
     made = make_figures(runs, out, only=["convergence"], formats=["png"], recorded=True, force=True, command="c")
-    assert "Recorded at each step" in made[0].caption
+    assert "The batch's loss at each step" in made[0].caption
     # Captions of the other figures stay.
     assert len((out / "captions.md").read_text().split("\n## ")) == len(EVERY) + 1
     path = next((out / "recordings").iterdir())
