@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import tomllib
 
 ROOT = Path(__file__).parents[1]
 LARGEST = 5_000_000
@@ -85,6 +87,33 @@ def test_the_command_completes_in_the_shell(installed: Path, tmp_path: Path) -> 
     assert "_DROPMAX_COMPLETE=complete_bash" in script
     words = run(command, cwd=tmp_path, _DROPMAX_COMPLETE="complete_bash", COMP_WORDS="dropmax re", COMP_CWORD="1")
     assert "reproduce" in words.split()
+
+
+def test_everything_that_development_installs_is_pinned() -> None:
+    """Follows the requirements of all extras through what is installed here."""
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = {canonicalize_name(line.partition("==")[0]) for line in lines if "==" in line}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [one for group in project["optional-dependencies"].values() for one in group]
+    todo = [(Requirement(one), "") for one in [*project["dependencies"], *extras]]
+    found = importlib.metadata.distributions()
+    installed = {canonicalize_name(one.metadata["Name"]): one.requires or [] for one in found}
+    installed.pop("dropmax")
+    seen: set[tuple[str, str]] = set()
+    while todo:
+        requirement, extra = todo.pop()
+        name = canonicalize_name(requirement.name)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        for one in ["", *requirement.extras]:
+            if name in installed and (name, one) not in seen:
+                seen.add((name, one))
+                todo += [(Requirement(need), one) for need in installed[name]]
+    assert len(seen) > 100
+    assert {name for name, _ in seen} - pins == set()
 
 
 def test_importing_the_heads_brings_nothing_but_torch(tmp_path: Path) -> None:

@@ -177,6 +177,7 @@ def test_own_table(tmp_path: Path, dropmax: Run) -> None:
     assert [row["class"] for row in rows] == ["virginica", "versicolor"]
 
 
+@pytest.mark.slow
 def test_demo(tmp_path: Path, dropmax: Run) -> None:
     done = dropmax("demo", "--quick", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

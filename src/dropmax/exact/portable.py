@@ -21,6 +21,8 @@ __all__ = ["moments"]
 NODES = 16  # in a round of the loop: five units of log s, after which F has often died out
 LARGEST_LOG_X = 6.5  # x exp(-x) is below 1e-280 there, and exp(-x) is not yet 0
 
+_RULE = rule_for(torch.float64)  # made once, here: torch.compile before 2.11 cannot trace the numpy inside
+
 
 def moments(logits: Tensor, retain_logits: Tensor, order: int) -> tuple[Tensor, ...]:
     """Return the mean of p(y=k | x, z) over z and, for order 2, its second moment too, each (..., K) in float64.
@@ -36,7 +38,7 @@ def moments(logits: Tensor, retain_logits: Tensor, order: int) -> tuple[Tensor, 
     none = logsigmoid(-a).sum(-1, keepdim=True).exp()  # P(z = 0)
     log_w, spread = _cut_gaps(o)
     retain, drop = a.sigmoid(), (-a).sigmoid()
-    rule = rule_for(torch.float64)
+    rule = _RULE
 
     def visit(position: Tensor, weight: Tensor | float) -> tuple[Tensor, ...]:
         """Return what the nodes log s = position (n,) add to the moments, and F - P(z = 0) at the last of them."""
