@@ -61,7 +61,7 @@ def test_help_does_not_wait_for_torch(dropmax: Run) -> None:
 )
 def test_a_mistake_is_answered_in_one_line(arguments: list[str], message: str, tmp_path: Path, dropmax: Run) -> None:
     done = dropmax(*arguments, cwd=tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert done.stderr.startswith("dropmax: ")
@@ -107,12 +107,12 @@ def test_predict_from_images_folders_and_arrays(run: Path, digits: Path, dropmax
     rows = json.loads(dropmax("predict", run, image, digits / "more", digits / "rows.npz", "--format", "json").stdout)
     assert [Path(row["input"]).name for row in rows][:5] == [f"rows.npz:{i}" for i in range(1, 6)]
     assert len(rows) == 8
-    assert all(set(row) == {"input", "class", "probability", "confusable"} for row in rows)
-    right = [row["class"] == row["input"].removesuffix(".png")[-1] for row in rows[5:]]
+    assert all(set(row) == {"input", "class_1", "probability_1", "confusable"} for row in rows)
+    right = [row["class_1"] == row["input"].removesuffix(".png")[-1] for row in rows[5:]]
     assert sum(right) >= 2
     text = dropmax("predict", run, digits / "rows.npz", "--format", "csv").stdout
     parsed = list(csv.DictReader(io.StringIO(text)))
-    assert [float(row["probability"]) for row in parsed] == [row["probability"] for row in rows[:5]]
+    assert [float(row["probability_1"]) for row in parsed] == [row["probability_1"] for row in rows[:5]]
 
 
 def test_predict_refuses_what_it_cannot_read_and_writes_nothing(
@@ -125,7 +125,7 @@ def test_predict_refuses_what_it_cannot_read_and_writes_nothing(
         (tmp_path, "holds no images"),
     ]:
         done = dropmax("predict", run, culprit, "--format", "csv", "--out", out)
-        assert done.returncode == 1
+        assert done.returncode == 2
         assert message in done.stderr
         assert not out.exists()
     np.savez(tmp_path / "wide.npz", x=np.zeros((2, 5)))
@@ -134,7 +134,7 @@ def test_predict_refuses_what_it_cannot_read_and_writes_nothing(
     assert dropmax("predict", run, digits / "rows.npz", "--format", "csv", "--out", out).returncode == 0
     before = out.read_text()
     again = dropmax("predict", run, digits / "rows.npz", "--format", "csv", "--out", out)
-    assert again.returncode == 1
+    assert again.returncode == 2
     assert "exists: choose another file" in again.stderr
     assert out.read_text() == before
 
@@ -155,7 +155,7 @@ def test_own_images_in_three_commands(tmp_path: Path, dropmax: Run, monkeypatch:
     assert found["error"] < 0.35
     rows = json.loads(dropmax("predict", "run", "photos/red", "--format", "json", cwd=tmp_path).stdout)
     assert len(rows) == 12
-    assert sum(row["class"] == "red" for row in rows) >= 8
+    assert sum(row["class_1"] == "red" for row in rows) >= 8
 
 
 def test_own_table(tmp_path: Path, dropmax: Run) -> None:
@@ -166,7 +166,7 @@ def test_own_table(tmp_path: Path, dropmax: Run) -> None:
     lines = [f"{a:.3f},{names[s]},{b:.3f}" for (a, b), s in zip(values, species, strict=True)]
     (tmp_path / "flowers.csv").write_text("length,species,width\n" + "\n".join(lines) + "\n")
     missing = dropmax("train", "flowers.csv", cwd=tmp_path)
-    assert missing.returncode == 1
+    assert missing.returncode == 2
     assert "has no column 'label'" in missing.stderr
     done = dropmax("train", "flowers.csv", "--set", "data.label_column=species", "--json", "--out", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -174,7 +174,7 @@ def test_own_table(tmp_path: Path, dropmax: Run) -> None:
     assert json.loads(dropmax("evaluate", "run", "--json", cwd=tmp_path).stdout)["error"] < 0.2
     (tmp_path / "new.csv").write_text("length,width\n4.1,0.2\n0.1,4.2\n")
     rows = json.loads(dropmax("predict", "run", "new.csv", "--format", "json", cwd=tmp_path).stdout)
-    assert [row["class"] for row in rows] == ["virginica", "versicolor"]
+    assert [row["class_1"] for row in rows] == ["virginica", "versicolor"]
 
 
 @pytest.mark.slow
@@ -195,6 +195,6 @@ def test_demo(tmp_path: Path, dropmax: Run) -> None:
 def test_demo_says_what_is_in_the_way(tmp_path: Path, dropmax: Run) -> None:
     (tmp_path / "demo").write_text("a file")
     done = dropmax("demo", "--quick", cwd=tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "training softmax failed: cannot make the run directory" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr

@@ -18,7 +18,7 @@ def test_export(run: Path, dropmax: Run, tmp_path: Path) -> None:
     assert found["largest_difference"] <= 1e-5
     before = (tmp_path / "m.pt2").read_bytes()
     again = dropmax("export", run, "--format", "safetensors", "--out", "m.pt2", cwd=tmp_path)
-    assert again.returncode == 1
+    assert again.returncode == 2
     assert "m.pt2 exists: replace it with --force" in again.stderr
     assert (tmp_path / "m.pt2").read_bytes() == before
     forced = dropmax("export", run, "--format", "safetensors", "--out", "m.pt2", "--force", cwd=tmp_path)
@@ -47,7 +47,7 @@ def test_export_to_a_directory_with_a_card(run: Path, dropmax: Run, tmp_path: Pa
 )
 def test_a_mistake_is_answered_in_one_line(arguments: list[str], message: str, dropmax: Run, tmp_path: Path) -> None:
     done = dropmax("export", *arguments, cwd=tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert not list(tmp_path.iterdir())
@@ -56,7 +56,7 @@ def test_a_mistake_is_answered_in_one_line(arguments: list[str], message: str, d
 def test_train_with_logs(dropmax: Run, tmp_path: Path) -> None:
     arguments = ["train", "mnist-1k", "--epochs", 1, "--set", "data.train_size=100", "--set", "network.name=mlp"]
     wrong = dropmax(*arguments, "--log", "tensorbord", cwd=tmp_path)
-    assert wrong.returncode == 1
+    assert wrong.returncode == 2
     assert "did you mean 'tensorboard'?" in wrong.stderr
     assert not list(tmp_path.iterdir())
     for options in (["--log", "tensorboard"], ["--tensorboard"], ["--log", "tensorboard", "--tensorboard"]):

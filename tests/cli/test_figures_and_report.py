@@ -27,7 +27,7 @@ def test_figures_says_why_others_were_not_made(dropmax: Run, run: Path, tmp_path
     assert [Path(one["files"][0]).name for one in found["made"]] == ["convergence.png", "confusion-graph-mnist-1k.png"]
     assert found["not_made"] == []
     again = dropmax("figures", run, "--only", "convergence", "--out", out)
-    assert again.returncode == 1
+    assert again.returncode == 2
     assert "convergence.png would be overwritten: use --force" in again.stderr
 
 
@@ -42,7 +42,7 @@ def test_figures_says_why_others_were_not_made(dropmax: Run, run: Path, tmp_path
 )
 def test_figures_refuses_in_one_line(dropmax: Run, tmp_path: Path, arguments: list[str], message: str) -> None:
     done = dropmax("figures", *arguments, "--out", tmp_path / "out", cwd=tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.startswith("dropmax: ")
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -65,14 +65,14 @@ def test_report_writes_a_new_file_only(dropmax: Run, run: Path, tmp_path: Path) 
     assert text.startswith("<!DOCTYPE html>")
     assert "--out r.html --json" in text
     again = dropmax("report", run, "--out", "r.html", cwd=tmp_path)
-    assert again.returncode == 1
+    assert again.returncode == 2
     assert again.stderr == "dropmax: r.html exists: choose another file with --out, or replace it with --force\n"
 
 
 def test_report_refuses_in_one_line(dropmax: Run, tmp_path: Path) -> None:
     done = dropmax("report", "nowhere", "--out", "r.html", cwd=tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr == "dropmax: there is no directory nowhere: `dropmax train` makes one\n"
     done = dropmax("report", "nowhere", "--out", "no/such/place.html", cwd=tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "no/such/place.html cannot be written: --out names a new file in a directory" in done.stderr

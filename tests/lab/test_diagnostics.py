@@ -73,7 +73,7 @@ def test_the_command_prints_tables_and_draws_a_picture(run: Path, dropmax) -> No
     assert report["provenance"]["seeds"] == [0]
     with Image.open(run / "diagnosis.png") as picture:
         assert picture.width > 1000
-    assert dropmax("diagnose", run / "nothing").returncode == 1
+    assert dropmax("diagnose", run / "nothing").returncode == 2
 
 
 def test_exact_mode_on_the_command_line(run: Path, dropmax, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]  # noqa: F811

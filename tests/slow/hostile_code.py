@@ -24,7 +24,7 @@ from dropmax.lab.explorer import Explorer
 from dropmax.lab.figures.runs import load_runs
 from dropmax.workbench.data import load
 from dropmax.workbench.data.tables import read_features
-from dropmax.workbench.data.unlabelled import find_inputs, read_inputs
+from dropmax.workbench.data.unlabelled import Expected, find_inputs, read_inputs
 from dropmax.workbench.export import export
 from dropmax.workbench.hub import from_pretrained, save_pretrained
 from dropmax.workbench.recipes import load_recipe
@@ -104,12 +104,12 @@ def _npy_as_npz(ground: Ground, payload: bytes) -> object:
 def _as_npy(ground: Ground, payload: bytes) -> object:
     (ground.folder / "a.npy").write_bytes(_npy(payload))
     files = find_inputs([ground.folder / "a.npy"])
-    return list(read_inputs(files, (1, 28, 28), 28))
+    return list(read_inputs(files, Expected((1, 28, 28), 28)))
 
 
 def _as_image(ground: Ground, payload: bytes) -> object:
     (ground.folder / "a.png").write_bytes(payload)
-    return list(read_inputs([ground.folder / "a.png"], (1, 28, 28), 28))
+    return list(read_inputs([ground.folder / "a.png"], Expected((1, 28, 28), 28)))
 
 
 def _run(ground: Ground) -> Path:
@@ -284,7 +284,7 @@ def _from_command(*arguments: str) -> Callable[[Ground, Path], object]:
             (run / "model.safetensors").unlink()
         places = {"RUN": str(run), "CSV": str(ground.folder / "a.csv"), "OUT": str(ground.folder / "out")}
         code, said = command(*(places.get(word, word) for word in arguments))
-        return said if code == 1 else f"exit code {code}"
+        return said if code in (1, 2) else f"exit code {code}"
 
     return call
 

@@ -1,4 +1,4 @@
-"""The command line: one file a command, each thin; torch is imported only once a command needs it."""
+"""The command line: one thin file per command; torch is imported only once a command needs it."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ __all__ = ["app", "main"]
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain text: the boxes of rich spend a third of a page on "<bool>"
     help="A softmax that learns, for each input, which rival classes deserve attention.",
 )
 app.command("demo")(demo.demo)
@@ -59,12 +60,19 @@ def version(show: Annotated[bool, typer.Option("--version", help="Print the vers
 
 
 def main() -> None:
-    """Run the command line; a mistake of the user's ends in one line on standard error and exit code 1."""
+    """Run the command line; a mistake of the user's ends in one line on standard error and exit code 2.
+
+    Exit code 1 stands for what no other command line would mend (a full disk, runs that failed, damaged data), 130 for
+    Ctrl-C.
+    """
     try:
         app()
     except DropMaxError as error:
         print(f"dropmax: {printable(' '.join(str(error).split()))}", file=sys.stderr)
-        sys.exit(130 if type(error).__name__ == "Interrupted" else 1)
+        sys.exit({"Interrupted": 130, "CannotWrite": 1}.get(type(error).__name__, 2))
+    except KeyboardInterrupt:
+        print("dropmax: stopped", file=sys.stderr)
+        sys.exit(130)
     except BrokenPipeError:  # `dropmax ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)

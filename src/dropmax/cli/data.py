@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from dropmax.cli.options import AsJson, DataDir
+from dropmax.workbench.terminal import console as wide_console
 from dropmax.workbench.terminal import printable
 
 app = typer.Typer(no_args_is_help=True, help="See, fetch and check data sets.")
 
-DataDir = Annotated[
-    Path | None,
-    typer.Option("--data-dir", help="Where data sets are; $DROPMAX_DATA by default.", show_default=False),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 _SHOWN = 20
 
 
@@ -30,7 +26,6 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps([asdict(line) for line in held], indent=2))
         return
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
@@ -41,7 +36,7 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
         if line.found is not None and line.missing:
             found += f" (without {', '.join(line.missing)})"
         table.add_row(line.name, *(f"{size:,}" for size in sizes), found)
-    console = Console(soft_wrap=True)
+    console = wide_console()
     console.print(table)
     console.print(
         f"\nLooked in {escape(printable(data_directory(data_dir)))}. `dropmax data fetch NAME` gets what is missing.",

@@ -13,8 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
-from dropmax.cli.options import AsJson
+from dropmax.cli.options import AsJson, command
 from dropmax.errors import RunError
+from dropmax.workbench.terminal import console as wide_console
 
 HEADS = ("softmax", "dropmax")
 
@@ -62,14 +63,14 @@ def _train_side_by_side(runs: dict[str, Path], seed: int, epochs: int) -> None:
     workers: dict[str, subprocess.Popen[str]] = {}
     try:
         for head, path in runs.items():
-            command = [sys.executable, "-m", "dropmax", "train"]
+            arguments = [sys.executable, "-m", "dropmax", "train"]
             if (path / "recipe.toml").exists():
-                command += ["--resume", str(path)]  # a demo that was stopped goes on; a finished one is there at once
+                arguments += ["--resume", str(path)]  # a demo that was stopped goes on; a finished one is there at once
             else:
-                command += ["mnist-1k", "--recipe", "released", "--head", head, "--seed", str(seed)]
-                command += ["--epochs", str(epochs), "--out", str(path)]
+                arguments += ["mnist-1k", "--recipe", "released", "--head", head, "--seed", str(seed)]
+                arguments += ["--epochs", str(epochs), "--out", str(path)]
             workers[head] = subprocess.Popen(
-                [*command, "--threads", str(threads)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+                [*arguments, "--threads", str(threads)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
             )
         _watch(workers, runs, epochs)
     except KeyboardInterrupt:
@@ -111,7 +112,7 @@ def _lines(path: Path) -> int:
 def _print(
     found: dict[str, dict[str, float]], epochs: int, runs: dict[str, Path], picture: Path, sentences: str
 ) -> None:
-    from rich.console import Console
+    from rich.markup import escape
     from rich.table import Column, Table
 
     right: Any = [Column(title, justify="right") for title in ("test error", "NLL", "ECE")]
@@ -124,18 +125,18 @@ def _print(
             "ece": f"{100 * values['ece']:.2f} %",
         }
         table.add_row(head, *(f"[bold]{cell}[/bold]" if best[name] == head else cell for name, cell in cells.items()))
-    console = Console(highlight=False)
+    console = wide_console()
     console.print()
     console.print(table)
     console.print(f"\n{sentences}\n")
     console.print(f"The picture: {picture}\n\nNext:", soft_wrap=True)
-    for command, meaning in (
+    for line, meaning in (
         (
-            f"dropmax explore {runs['softmax']} {runs['dropmax']}",
+            command("explore", runs["softmax"], runs["dropmax"]),
             "both side by side in the browser; draw your own digit",
         ),
-        (f"dropmax evaluate {runs['dropmax']}", "more metrics of this model"),
-        (f"dropmax predict {runs['dropmax']} IMAGE...", "what your own digits are, and may be confused with"),
-        ("dropmax train FOLDER", "the same for your own images, one sub-folder per class"),
+        (command("evaluate", runs["dropmax"]), "more metrics of this model"),
+        (command("predict", runs["dropmax"]) + " IMAGE...", "what your own digits are, and may be confused with"),
+        (command("train") + " FOLDER", "the same for your own images, one sub-folder per class"),
     ):
-        console.print(f"  {command}  [dim]# {meaning}[/dim]", soft_wrap=True)
+        console.print(f"  {escape(line)}  [dim]# {meaning}[/dim]", soft_wrap=True)

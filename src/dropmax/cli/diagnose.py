@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from dropmax.cli.options import AsJson, DataDir, Threads, TrustNetwork, use_threads
+from dropmax.cli.options import AsJson, DataDir, MovedData, Threads, TrustNetwork, use_threads
+from dropmax.workbench.terminal import console as wide_console
 from dropmax.workbench.terminal import printable
 
 
@@ -19,6 +20,7 @@ def diagnose(
     data_dir: DataDir = None,
     threads: Threads = 0,
     trust_network: TrustNetwork = False,
+    data: MovedData = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure a model's approximations against exact inference: its posterior, sampling, the mean prediction."""
@@ -34,7 +36,7 @@ def diagnose(
     pyplot()  # say that matplotlib is missing before the work, not after it
     place = RunDirectory.open(run).path
     trained = load_model(place, trust_network=trust_network)
-    test = load_data(trained.recipe, data_dir).test
+    test = load_data(trained.recipe, data_dir, run=run, data=data).test
     chosen = Split(test.inputs[:examples], test.labels[:examples], test.crop)
     found = measure(trained.model, trained.batches(chosen), seed=seed)
     report = found.to_dict() | {"run": str(run), "provenance": provenance(seeds=[trained.recipe.training.seed])}
@@ -48,13 +50,12 @@ def diagnose(
 
 
 def _print(found: dict[str, Any], title: str, place: Path) -> None:
-    from rich.console import Console
     from rich.table import Column, Table
 
     def table(title: str, *columns: str) -> Table:
         return Table(columns[0], *(Column(c, justify="right") for c in columns[1:]), title=title, title_justify="left")
 
-    console = Console(highlight=False)
+    console = wide_console()
     console.print(printable(title), markup=False)
     posterior = table("\nRetain probabilities given the label", "class", "rho", "q", "true posterior", "|q - true|")
     for kind, row in found["posterior"].items():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from dropmax.cli.options import AsJson, DataDir
+from dropmax.workbench.terminal import console as wide_console
 
 if TYPE_CHECKING:
     from dropmax.workbench.doctor import Report
@@ -31,11 +32,10 @@ def doctor(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
 
 def _print(report: Report) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = wide_console()
 
     def table(title: str, rows: Iterable[Sequence[str]]) -> None:
         grid = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dropmax.cli.options import DataDir, TrustNetwork, use_threads
+from dropmax.cli.options import DataDir, MovedData, TrustNetwork, use_threads
 from dropmax.errors import MissingDependency
 
 
@@ -19,10 +19,12 @@ def explore(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.", min=0, max=65535)] = 8765,
     open_browser: Annotated[bool, typer.Option("--open/--no-browser", help="Open the page in a browser.")] = False,
+    data: MovedData = None,
     data_dir: DataDir = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
     threads: Annotated[
-        int, typer.Option(help="CPU threads; by default as many as torch likes at the start, and one an answer.", min=0)
+        int,
+        typer.Option(help="CPU threads; by default torch's choice at the start, and one per answer.", min=0),
     ] = 0,
     trust_network: TrustNetwork = False,
 ) -> None:
@@ -38,7 +40,7 @@ def explore(
 
     use_threads(threads)
     with server.bind(host, port) as bound:  # a port that is taken should be known before the model is measured
-        explorer = Explorer.open(run, data_dir=data_dir, device=device, trust_network=trust_network)
+        explorer = Explorer.open(run, data_dir=data_dir, moved=data, device=device, trust_network=trust_network)
         # One image at a time is too little to share: on a busy machine two threads wait longer than one works.
         use_threads(threads or 1)
         app = create_app(explorer, host)

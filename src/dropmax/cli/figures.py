@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dropmax.cli.options import DataDir, Threads, TrustNetwork, use_threads
-from dropmax.workbench.terminal import printable
+from dropmax.cli.options import DataDir, MovedData, Threads, TrustNetwork, use_threads
+from dropmax.workbench.terminal import console, printable
 
 if TYPE_CHECKING:
     from dropmax.lab.figures.registry import Made
@@ -32,6 +32,7 @@ def figures(
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace pictures that are there.")] = False,
     show_list: Annotated[bool, typer.Option("--list", help="Say which figures there are and what each needs.")] = False,
+    data: MovedData = None,
     data_dir: DataDir = None,
     threads: Threads = 0,
     trust_network: TrustNetwork = False,
@@ -46,7 +47,7 @@ def figures(
         return
     use_threads(threads)
     width = max(map(len, FIGURES))
-    loaded = load_runs(runs or [], data_dir, trust_network=trust_network)
+    loaded = load_runs(runs or [], data_dir, data=data, trust_network=trust_network)
     made = make_figures(
         loaded,
         out,
@@ -71,7 +72,7 @@ def figures(
         )
     elif any(one.files for one in made):
         if loaded and len({(run.recipe.data.name, run.label) for run in loaded}) == len(loaded):
-            print("One run a method: no bands over seeds. Give runs of other seeds for them.", file=sys.stderr)
+            print("One run per method: no bands over seeds. Give runs of other seeds for them.", file=sys.stderr)
         print(f"Captions, and the command that made them: {out / 'captions.md'}", file=sys.stderr)
 
 
@@ -96,10 +97,9 @@ def _list(as_json: bool) -> None:
         ]
         print(json.dumps(rows))
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("figure", "in the paper", "needs", box=None)
     for figure in FIGURES.values():
         table.add_row(figure.name, figure.place, figure.needs.words())
-    Console().print(table)
+    console().print(table)

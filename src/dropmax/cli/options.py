@@ -1,29 +1,66 @@
-"""Options several commands share."""
+"""Options several commands share, and what commands say in the same words."""
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+#: The keys of ``dropmax.HEADS``, written out: importing them would make ``--help`` wait for torch.
+HEAD_NAMES = (
+    "softmax",
+    "sparsemax",
+    "sampled-softmax",
+    "random-dropmax",
+    "deterministic-attention",
+    "deterministic-dropmax",
+    "dropmax-qp",
+    "dropmax",
+)
+
 DataDir = Annotated[
     Path | None,
-    typer.Option("--data-dir", help="Where data sets are; $DROPMAX_DATA by default.", show_default=False),
+    typer.Option(
+        "--data-dir", help="Where data sets are; $DROPMAX_DATA by default.", show_default=False, metavar="DIR"
+    ),
+]
+MovedData = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        help="Where the data of the run is now, if it is not where it was in training.",
+        show_default=False,
+        metavar="PATH",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Device = Annotated[
-    str | None, typer.Option(help="cpu, cuda, cuda:1, ...; a GPU where there is one by default.", show_default=False)
+    str | None,
+    typer.Option(
+        help="cpu, cuda, cuda:1, ...; a GPU where there is one by default.", show_default=False, metavar="NAME"
+    ),
 ]
 TrustNetwork = Annotated[
     bool,
     typer.Option(
-        "--trust-network", help="Import the network a model names as package.module:Class. Importing runs that code."
+        "--trust-network",
+        help="Import the network a model names as package.module:Class or file.py:Class. Importing runs that code.",
     ),
 ]
-Threads = Annotated[int, typer.Option(help="CPU threads; 0 lets torch choose.", min=0)]
-Mode = Annotated[str, typer.Option(help="How to treat the masks: mean, mc or exact.")]
-Samples = Annotated[int, typer.Option(help="Masks to draw for an example in mode mc.", min=1)]
+Threads = Annotated[int, typer.Option(help="CPU threads; 0 lets torch choose.", min=0, metavar="N")]
+Mode = Annotated[str, typer.Option(help="How to treat the masks: mean, mc or exact.", metavar="NAME")]
+Samples = Annotated[int, typer.Option(help="Masks to draw for an example in mode mc.", min=1, metavar="N")]
+LabelColumn = Annotated[
+    str | None,
+    typer.Option(help="The column of labels in a .csv or .parquet table; label by default.", metavar="NAME"),
+]
+IdColumn = Annotated[
+    str | None, typer.Option(help="A column of such a table that names the rows and is no feature.", metavar="NAME")
+]
 
 
 def use_threads(threads: int) -> None:
@@ -32,3 +69,35 @@ def use_threads(threads: int) -> None:
 
     if threads:
         torch.set_num_threads(threads)
+
+
+def tell(note: str) -> None:
+    """Print a line for the person at the terminal, on standard error: what is piped stays as it is."""
+    from dropmax.workbench.terminal import printable
+
+    print(f"dropmax: {printable(note)}", file=sys.stderr, flush=True)
+
+
+def command(*arguments: object) -> str:
+    """Return a command to paste: the program as it was called, and arguments quoted where that is needed.
+
+    >>> command("evaluate", "my runs/first").split(maxsplit=1)[1]
+    "evaluate 'my runs/first'"
+    """
+    called = sys.argv[0]
+    if Path(called).parts[-2:] == ("dropmax", "__main__.py"):
+        program = [Path(sys.executable).name, "-m", "dropmax"]
+    elif Path(called).name.removesuffix(".exe") != "dropmax" or shutil.which("dropmax") == called:
+        program = ["dropmax"]
+    else:
+        program = [called]
+    return shlex.join([*program, *map(str, arguments)])
+
+
+def trust(network: object) -> list[str]:
+    """Return the option that a command needs where a model's network is imported.
+
+    >>> trust("lenet"), trust("mine.nets:Wide")
+    ([], ['--trust-network'])
+    """
+    return ["--trust-network"] if ":" in str(network) else []

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dropmax.cli.options import AsJson, DataDir, Threads, TrustNetwork, use_threads
+from dropmax.cli.options import AsJson, DataDir, MovedData, Threads, TrustNetwork, use_threads
 from dropmax.errors import RunError
 
 
@@ -17,6 +17,7 @@ def report(
     ],
     out: Annotated[Path, typer.Option(help="The new HTML file.")] = Path("report.html"),
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    data: MovedData = None,
     data_dir: DataDir = None,
     threads: Threads = 0,
     trust_network: TrustNetwork = False,
@@ -40,7 +41,7 @@ def report(
         _report_study(runs, out, as_json)
         return
     use_threads(threads)
-    loaded = load_runs(runs, data_dir, trust_network=trust_network)
+    loaded = load_runs(runs, data_dir, data=data, trust_network=trust_network)
     page = make_report(loaded, shlex.join(["dropmax", *sys.argv[1:]]))
     write_atomically(out, page)
     if as_json:

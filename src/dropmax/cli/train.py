@@ -4,108 +4,177 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dropmax.cli.options import AsJson, DataDir, Device, Threads, TrustNetwork, use_threads
+from dropmax.cli.options import (
+    HEAD_NAMES,
+    AsJson,
+    DataDir,
+    Device,
+    IdColumn,
+    LabelColumn,
+    Threads,
+    TrustNetwork,
+    command,
+    tell,
+    trust,
+    use_threads,
+)
 from dropmax.errors import InvalidValue
-from dropmax.workbench.recipes import Recipe, load_recipe, parse_override
+from dropmax.workbench.recipes import Recipe, load_recipe, parse_override, recipe_for
 from dropmax.workbench.terminal import printable
+
+if TYPE_CHECKING:
+    from dropmax.workbench.training import RunDirectory
 
 
 def train(
     data: Annotated[
         str | None,
-        typer.Argument(help="A data set such as mnist-1k, or your own: a folder of images, .npz, .csv, .parquet."),
+        typer.Argument(
+            help="A data set such as mnist-1k, or your own: a folder of images, .npz, .csv, .parquet.",
+            show_default=False,
+        ),
     ] = None,
-    recipe: Annotated[
+    test: Annotated[
         str | None,
-        typer.Option(help="paper, released, or a recipe file of yours (.toml).", show_default=False),
+        typer.Option(
+            help="A second folder or file with the test part; without it, a part of DATA is held out.", metavar="PATH"
+        ),
     ] = None,
-    head: Annotated[str | None, typer.Option(help="One of dropmax.HEADS; dropmax by default.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Decides splits, weights and noise.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Short for --set training.epochs=N.")] = None,
+    label_column: LabelColumn = None,
+    id_column: IdColumn = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="paper, released, or a recipe file of yours (.toml).", metavar="NAME")
+    ] = None,
+    head: Annotated[
+        str | None, typer.Option(help=f"{', '.join(HEAD_NAMES[:-1])} or dropmax, the default.", metavar="NAME")
+    ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(
+            help="Short for --set network.name=NAME; your own is package.module:Class or ./file.py:Class.",
+            metavar="NAME",
+        ),
+    ] = None,
+    class_weight: Annotated[
+        str | None,
+        typer.Option(help="balanced, for rare classes to count as much as frequent ones; or numbers with commas."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Decides splits, weights and noise.", metavar="N")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Short for --set training.epochs=N; with --resume, train on to N.", metavar="N")
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
             "--set", help="Override any value of the recipe: --set training.learning_rate=1e-4.", metavar="NAME=VALUE"
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Run directory; runs/DATA-HEAD-SEED by default.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with this run.", show_default=False)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run directory; runs/DATA-HEAD-SEED by default.", metavar="DIR")
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run.", metavar="RUN")] = None,
+    moved: Annotated[
+        Path | None, typer.Option("--data", help="With --resume: where the data is now.", metavar="PATH")
+    ] = None,
     data_dir: DataDir = None,
     device: Device = None,
     threads: Threads = 0,
     trust_network: TrustNetwork = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an old run in the run directory.")] = False,
     log: Annotated[
-        list[str] | None, typer.Option(help="Log to tensorboard, mlflow or wandb too; may be repeated.")
+        list[str] | None,
+        typer.Option(help="Log to tensorboard, mlflow or wandb too; may be repeated.", metavar="NAME"),
     ] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Short for --log tensorboard.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a head on a data set, into a run directory."""
+    """Train a head on a data set, into a run directory.
+
+    With --resume and --epochs, a run is trained further than it was planned: from there on, the learning rate follows
+    the schedule of the new number of epochs (milestones are shares of it), so it may rise again.
+    """
+    own = {"data.test": test, "data.label_column": label_column, "data.id_column": id_column}
     if resume is not None:
-        clashing = [
-            k
-            for k, v in {
-                "DATA": data,
-                "--recipe": recipe,
-                "--head": head,
-                "--seed": seed,
-                "--epochs": epochs,
-                "--set": settings,
-                "--out": out,
-                "--force": force or None,
-            }.items()
-            if v is not None
-        ]
+        begun = {"DATA": data, "--recipe": recipe, "--head": head, "--network": network, "--seed": seed}
+        begun |= {"--test": test, "--label-column": label_column, "--id-column": id_column, "--set": settings}
+        begun |= {"--class-weight": class_weight, "--out": out, "--force": force or None}
+        clashing = [option for option, value in begun.items() if value is not None]
         if clashing:
             raise InvalidValue(f"--resume goes on with a run as it was begun; leave out {', '.join(clashing)}")
         chosen = None
     else:
-        if trust_network:
-            raise InvalidValue("--trust-network goes with --resume: a network you name yourself is imported anyway")
-        chosen = _choose(data, recipe, head, seed, epochs, settings or [])
+        if moved is not None:
+            raise InvalidValue(f"--data goes with --resume; name the data to train on as DATA: dropmax train {moved}")
+        values: dict[str, Any] = {**own, "head.name": head, "training.seed": seed, "training.epochs": epochs}
+        values |= {"network.name": _located(network), "head.class_weight": _weights(class_weight)}
+        overrides = dict(parse_override(text) for text in settings or [])
+        overrides |= {name: value for name, value in values.items() if value is not None}
+        if isinstance(overrides.get("network.name"), str):
+            overrides["network.name"] = _located(overrides["network.name"])
+        chosen = _choose(data, recipe, overrides)
     from dropmax.workbench import training
     from dropmax.workbench.training.callbacks import make_callbacks
+    from dropmax.workbench.training.source import move_data
 
     use_threads(threads)
     callbacks = make_callbacks([*(log or []), *["tensorboard"] * tensorboard])
     if chosen is None:
         assert resume is not None
+        opened = training.RunDirectory.open(resume)
+        if moved is not None:
+            move_data(opened.path, moved.expanduser())
+        if epochs is not None:
+            _tell_rates(opened, epochs)
         run = training.resume(
-            resume, data_dir=data_dir, device=device, callbacks=callbacks, trust_network=trust_network
+            resume, epochs=epochs, data_dir=data_dir, device=device, callbacks=callbacks, trust_network=trust_network
         )
     else:
         place = out or Path("runs") / f"{Path(chosen.data.name).stem}-{chosen.head['name']}-{chosen.training.seed}"
         run = training.train(chosen, place, data_dir=data_dir, device=device, force=force, callbacks=callbacks)
-    _report(run.path, run.metrics(), as_json)
+    _report(run.path, run.metrics(), run.recipe().network["name"], as_json)
 
 
-def _choose(
-    data: str | None, recipe: str | None, head: str | None, seed: int | None, epochs: int | None, settings: list[str]
-) -> Recipe:
+def _choose(data: str | None, recipe: str | None, overrides: dict[str, Any]) -> Recipe:
     """Find the recipe and override it by what was given on the command line."""
-    overrides: dict[str, Any] = dict(parse_override(text) for text in settings)
-    overrides |= {
-        k: v for k, v in {"head.name": head, "training.seed": seed, "training.epochs": epochs}.items() if v is not None
-    }
     if recipe is not None and recipe.endswith(".toml"):
-        if data is not None:
-            overrides["data.name"] = data
-        return load_recipe(recipe).override(overrides)
+        return load_recipe(recipe).override(overrides if data is None else {"data.name": data, **overrides})
     if data is None:
         raise InvalidValue("name a data set such as mnist-1k, a folder or file of your own, or --recipe FILE.toml")
-    path = Path(data).expanduser()
-    if path.is_dir() or path.suffix.lower() in (".npz", ".csv", ".parquet"):
-        own = "own-images" if path.is_dir() else "own-features"
-        return load_recipe(own, recipe).override({"data.name": str(path), **overrides})
-    return load_recipe(data, recipe).override(overrides)
+    return recipe_for(data, recipe)[1].override(overrides)
 
 
-def _report(path: Path, rows: list[dict[str, Any]], as_json: bool) -> None:
+def _tell_rates(run: RunDirectory, epochs: int) -> None:
+    """Say what training to another number of epochs does to the learning rate."""
+    rows, recipe = run.metrics(), run.recipe()
+    if not rows or epochs == recipe.training.epochs:
+        return
+    after = recipe.override({"training.epochs": epochs}).training.learning_rate_at(len(rows))
+    tell(
+        f"{len(rows)} of {recipe.training.epochs} epochs are done; from here on the learning rate follows the schedule "
+        f"of {epochs} epochs: {rows[-1]['learning_rate']:g} in epoch {len(rows)}, {after:g} in the next"
+    )
+
+
+def _located(network: str | None) -> str | None:
+    """Make the path of a network's file absolute: the run must find it again from any directory."""
+    file, colon, name = (network or "").rpartition(":")
+    return f"{Path(file).expanduser().absolute()}:{name}" if colon and file.endswith(".py") else network
+
+
+def _weights(text: str | None) -> str | list[float] | None:
+    if text is None or text == "balanced":
+        return text
+    try:
+        return [float(number) for number in text.split(",")]
+    except ValueError:
+        raise InvalidValue(f"--class-weight takes balanced, or one number per class, not {text!r}") from None
+
+
+def _report(path: Path, rows: list[dict[str, Any]], network: object, as_json: bool) -> None:
     last = rows[-1]
     if as_json:
         print(json.dumps({"run": str(path), **last}))
@@ -116,4 +185,4 @@ def _report(path: Path, rows: list[dict[str, Any]], as_json: bool) -> None:
             f"Validation after {last['epoch']} epochs: error {100 * found['error']:.2f} %, NLL {found['nll']:.4f}, "
             f"ECE {100 * found['ece']:.2f} %"
         )
-    print(printable(f"The run is in {path}. Next: dropmax evaluate {path}"))
+    print(printable(f"The run is in {path}. Next: {command('evaluate', path, *trust(network))}"))

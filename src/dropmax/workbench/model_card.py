@@ -62,7 +62,7 @@ def measure(trained: TrainedModel, run: Path | None, data_dir: Path | str | None
             found.rows.append({"split": "validation", "mode": "mean", "examples": None, **logged})
         found.environment = RunDirectory(run).environment()
     try:
-        test = load_data(trained.recipe, data_dir).test
+        test = load_data(trained.recipe, data_dir, run=run).test
     except DataError as error:
         found.missing = str(error)
         return found

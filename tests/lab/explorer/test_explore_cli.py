@@ -55,7 +55,7 @@ def explore(*arguments: object) -> tuple[int, str, str]:
 
 def one_line(result: tuple[int, str, str], words: str) -> None:
     code, out, err = result
-    assert code == 1, err
+    assert code == 2, err
     assert out == ""
     assert err.count("\n") == 1
     assert err.startswith("dropmax: ")

@@ -17,7 +17,7 @@ from PIL import Image
 from dropmax.errors import DataError
 from dropmax.lab.explorer import images
 from dropmax.workbench.data import load
-from dropmax.workbench.data.unlabelled import read_inputs
+from dropmax.workbench.data.unlabelled import Expected, read_inputs
 
 
 def encoded(image: Image.Image, form: str = "PNG", **options: object) -> bytes:
@@ -52,7 +52,7 @@ def test_an_upload_is_prepared_as_predict_prepares_a_file(
     content = encoded(photograph().convert(mode).convert("RGB" if form in ("JPEG", "WEBP") else mode), form)
     path = tmp_path / f"photograph.{form.lower()}"
     path.write_bytes(content)
-    ((_, expected),) = read_inputs([path], shape, stored)
+    ((_, expected),) = read_inputs([path], Expected(shape, stored))
     assert torch.equal(images.as_trained(images.open_upload(content), shape, stored), expected[0])
 
 

@@ -23,7 +23,13 @@ def test_a_plain_folder_is_split_for_you(tmp_path: Path) -> None:
     assert first.train.inputs.shape[1:] == (3, 18, 18)
     assert first.test.labels.bincount().tolist() == [4, 6]
     assert [len(first.train), len(first.validation)] == [36, 4]
-    assert first.notes == ("no test part was given: 10 rows were held out, the same for every seed",)
+    test, validation = first.held_out
+    assert str(test) == "test: 10 of 50 rows held out (20 % of each class, the same rows for every seed)"
+    assert str(validation).startswith("validation: 4 of 50 rows held out (10 % of what is left, each class giving")
+    assert other.held_out[0] == test
+    assert sum(name.startswith("cat/") for name in test.rows) == 4  # type: ignore[union-attr]
+    assert not set(test.rows) & set(validation.rows)
+    assert all((root / str(name)).is_file() for name in (*test.rows, *validation.rows))
     assert torch.equal(first.test.inputs, other.test.inputs)
     assert not torch.equal(first.validation.inputs, other.validation.inputs)
     # Red tells the class, green the number: every picture is in exactly one split, with its own label.

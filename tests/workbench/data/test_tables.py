@@ -87,7 +87,7 @@ def with_nan() -> np.ndarray:
         ({"x": np.zeros((8, 5, 5, 7), np.uint8), "y": Y}, "neither one nor three channels"),
         ({"x": X.astype(str), "y": Y}, "x must hold numbers"),
         ({"x": X, "y": Y + 0.5}, "y holds 0.5; labels are whole numbers or names"),
-        ({"x": X, "y": Y[:, None]}, "y must be one label a row"),
+        ({"x": X, "y": Y[:, None]}, "y must be one label per row"),
         ({"x": X, "y": np.zeros(8, int)}, "has the one class '0'"),
         ({"x": X, "y": Y.astype(object)}, "y.npy holds Python objects"),
         ({"x": X, "y": Y, "classes": ["only"]}, "the label 1 of y is not among the 1 classes"),

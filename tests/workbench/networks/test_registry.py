@@ -144,7 +144,7 @@ def test_names_of_resnets_settle_depth_and_stem(name: str, kernel: int, blocks: 
         (lambda: make_network("mlp", (4,), in_features=5), InvalidValue, "'mlp' settles in_features at 4"),
         (lambda: make_network("mlp:", (4,)), InvalidValue, "cannot read network 'mlp:'"),
         (lambda: make_network(":MLP", (4,)), InvalidValue, "cannot read network ':MLP'"),
-        (lambda: make_network("a:b:c", (4,)), InvalidValue, "named package.module:ClassName"),
+        (lambda: make_network("a:b:c", (4,)), InvalidValue, "your own as package.module:ClassName"),
         (lambda: make_network("..evil:Net", (4,)), InvalidValue, "cannot read network"),
         (
             lambda: make_network("not_a_package_here.net:Net", (4,)),

@@ -54,6 +54,7 @@ def test_a_run_directory_a_person_understands(finished: Path) -> None:
     assert names == [
         "checkpoint-000003.pt",
         "checkpoint-000004.pt",
+        "data.json",
         "environment.json",
         "metrics.jsonl",
         "model.safetensors",

@@ -11,10 +11,11 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from dropmax.errors import InvalidValue, check_choice
-from dropmax.workbench.recipes import Recipe, find_recipe, load_recipe, recipe_from_dict
+from dropmax.workbench.recipes import Recipe, is_known, recipe_for, recipe_from_dict
 
 __all__ = ["TUNING_SEED", "Group", "Job", "Plan", "plan_table"]
 
@@ -138,6 +139,8 @@ class Plan:
     tuned_on: str = ""  #: the column whose tuning was taken over, where one was
 
     def __post_init__(self) -> None:
+        if any(group.points and group.recipe.data.validation_size == 0 for group in self.groups):
+            raise InvalidValue("tuning needs a validation part, and data.validation_size is 0: add --no-tune")
         ids = [job.id for group in self.groups for job in group.tune_jobs() + group.run_jobs({}, self.runs)]
         twice = next((name for name, later in itertools.pairwise(sorted(ids)) if name == later), None)
         if twice is not None:
@@ -177,13 +180,14 @@ def plan_table(
         check_choice("search", search, SEARCHES)
     groups = []
     for name in dict.fromkeys(data):
-        full_name = find_recipe(name, recipe)
+        full_name, found = recipe_for(name, recipe)
+        column = column_name(name)
         for head in chosen:
-            base = load_recipe(full_name).override({**overrides, "head.name": head})
+            base = found.override({**overrides, "head.name": head})
             base = shortened(base, schedule_scale, train_size)
             points = grid_points(search_grid(name, head, base, search, overrides)) if search else ()
-            groups.append(Group(name, full_name.split(".", 1)[1], head, base, points))
-        budgets = {group.variant: len(group.points) for group in groups if group.data == name}
+            groups.append(Group(column, full_name.split(".", 1)[1], head, base, points))
+        budgets = {group.variant: len(group.points) for group in groups if group.data == column}
         if search == "wide" and len(set(budgets.values())) > 1:
             fewest, most = min(budgets, key=budgets.__getitem__), max(budgets, key=budgets.__getitem__)
             raise InvalidValue(
@@ -193,9 +197,19 @@ def plan_table(
     return Plan(tuple(groups), runs, schedule_scale, train_size, overrides)
 
 
+def column_name(data: str) -> str:
+    """Return what a column is called: a known data set by its name, a folder or file of one's own by its last part.
+
+    >>> column_name("mnist-1k"), column_name("tables/my flowers.csv")
+    ('mnist-1k', 'my-flowers')
+    """
+    return data if is_known(data) else re.sub(r"[^\w+-]+", "-", Path(data).stem)
+
+
 def search_grid(data: str, head: str, recipe: Recipe, search: str, fixed: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Return what is searched for a head, see docs/reproducing.md; values that are ``fixed`` are not.
 
+    >>> from dropmax.workbench.recipes import load_recipe
     >>> search_grid("cub", "softmax", load_recipe("cub"), "wide", {})
     {'training.learning_rate': [0.003333, 0.01, 0.03]}
     >>> search_grid("cub", "softmax", load_recipe("cub"), "paper", {})
@@ -230,6 +244,7 @@ def grid_points(grid: Mapping[str, Sequence[Any]]) -> tuple[dict[str, Any], ...]
 def shortened(recipe: Recipe, schedule_scale: float, train_size: int) -> Recipe:
     """Scale the epochs (at least one is left; milestones are shares and follow) and limit the training set.
 
+    >>> from dropmax.workbench.recipes import load_recipe
     >>> shortened(load_recipe("mnist-1k"), 0.1, 500).training.epochs
     20
     """

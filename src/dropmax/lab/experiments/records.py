@@ -89,7 +89,9 @@ class RunRecord(Record):
             if not self.reason:
                 raise ValueError("a failed run needs a reason")
             return self
-        needed = {"validation": ("error", "nll")} | ({"test": ("error", "nll", "ece")} if self.kind == "runs" else {})
+        needed: dict[str, tuple[str, ...]] = {"test": ("error", "nll", "ece")} if self.kind == "runs" else {}
+        if self.kind == "tune" or self.examples.get("validation") != 0:
+            needed["validation"] = ("error", "nll")
         for part, names in needed.items():
             missing = [name for name in names if name not in getattr(self, part).get("mean", {})]
             if missing:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dropmax.lab.experiments.tables import METRICS, Cell, Table
+from dropmax.workbench.terminal import console as wide_console
 
 __all__ = ["FORMATS", "print_table", "to_dict", "to_markdown", "to_tex"]
 
@@ -93,7 +94,6 @@ def to_dict(table: Table) -> dict[str, Any]:
 def print_table(table: Table) -> None:
     """Print the columns that were asked for on standard output."""
     from rich import table as rich_table
-    from rich.console import Console
     from rich.markup import escape
 
     digits = METRICS[table.metric].digits
@@ -114,7 +114,7 @@ def print_table(table: Table) -> None:
             if has_paper[column.data]:
                 texts.append(f"{found.paper[0]:.2f} ± {found.paper[1]:.2f}" if found.paper else "")
         grid.add_row(*texts)
-    console = Console(highlight=False)
+    console = wide_console()
     console.print(grid)
     for note in table.notes:
         console.print(escape(note), style="dim", soft_wrap=True)

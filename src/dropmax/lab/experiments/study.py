@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from dropmax.errors import InvalidType, InvalidValue, unknown
-from dropmax.lab.experiments.plan import Group, Plan, check_sizes, grid_points, shortened
-from dropmax.workbench.recipes import find_recipe, load_recipe, parse_toml
+from dropmax.lab.experiments.plan import Group, Plan, check_sizes, column_name, grid_points, shortened
+from dropmax.workbench.recipes import parse_toml, recipe_for
 
 __all__ = ["plan_study", "study_names"]
 
@@ -125,16 +125,16 @@ def _group(
     for key, choices in grid.items():
         if not isinstance(choices, list) or not choices:
             raise InvalidType(f"{source}: variants.{variant}.grid: {key} must be a list of values, got {choices!r}")
-    full_name = find_recipe(data, recipe)
+    full_name, found = recipe_for(data, recipe)
     try:
-        changed = load_recipe(full_name).override({**common, **flattened(own), **overrides})
+        changed = found.override({**common, **flattened(own), **overrides})
         changed = shortened(changed, schedule_scale, train_size)
         points = grid_points({key: choices for key, choices in grid.items() if key not in overrides})
         for point in points:
             changed.override(point)
     except (InvalidValue, InvalidType) as error:
         raise type(error)(f"{source}: [variants.{variant}]: {error}") from error
-    return Group(data, full_name.split(".", 1)[1], variant, changed, points)
+    return Group(column_name(data), full_name.split(".", 1)[1], variant, changed, points)
 
 
 def _table(value: Any, where: str) -> Mapping[str, Any]:

@@ -181,11 +181,13 @@ def _measure(
     for mode in supported:
         answers = {}
         for name, split in splits.items():
+            if not len(split):  # trained without a validation part
+                continue
             generator = torch.Generator(next(trained.model.parameters()).device).manual_seed(job.seed)
             outputs = predict(trained.model, trained.batches(split), mode=mode, samples=SAMPLES, generator=generator)
             answers[name] = outputs.probs, outputs.labels
             found[name][mode] = metrics.evaluate(*answers[name])
-        if job.kind == "runs":
+        if job.kind == "runs" and "validation" in answers:
             temperature = fit_temperature(*answers["validation"], from_probs=True)
             probs, labels = answers["test"]
             scaled = metrics.evaluate(apply_temperature(probs, temperature, from_probs=True), labels)

@@ -20,9 +20,9 @@ from starlette.responses import JSONResponse, Response
 from dropmax.errors import DropMaxError
 from dropmax.lab.explorer import images
 from dropmax.lab.explorer.guard import Guard, polite
-from dropmax.lab.explorer.handwriting import as_mnist
 from dropmax.lab.explorer.model import Explorer
 from dropmax.lab.explorer.uploads import Uploads
+from dropmax.workbench.data.handwriting import as_mnist
 
 __all__ = ["create_app"]
 

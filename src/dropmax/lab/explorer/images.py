@@ -8,13 +8,12 @@ import warnings
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from dropmax.errors import DataError
-from dropmax.lab.explorer.handwriting import as_mnist
-from dropmax.workbench.data.images import as_input, has_too_many_passes, square, to_rgb
+from dropmax.workbench.data import handwriting
+from dropmax.workbench.data.images import as_input, has_too_many_passes, square
 
 __all__ = ["FORMATS", "MOST_BYTES", "MOST_PIXELS", "as_digit", "as_trained", "open_upload", "png"]
 
@@ -66,10 +65,7 @@ def as_trained(image: Image.Image, input_shape: tuple[int, ...], stored_size: in
 
 
 def as_digit(image: Image.Image) -> Tensor:
-    """Return an opened picture of one digit as MNIST would hold it, uint8 (1, 28, 28).
-
-    The ink is what differs from the paper, and the paper is the shade most of the rim has: dark on light or light on
-    dark both work. Transparent pixels are paper.
+    """Return an opened picture of one digit as MNIST would hold it, uint8 (1, 28, 28), as ``dropmax predict`` does.
 
     >>> picture = Image.new("L", (100, 100), 255)
     >>> picture.paste(0, (45, 10, 55, 90))  # a black stroke on white
@@ -77,26 +73,11 @@ def as_digit(image: Image.Image) -> Tensor:
     tensor(765)
     """
     try:
-        image.draft("L", (560, 560))
-        ImageOps.exif_transpose(image, in_place=True)
-        image = image.convert("RGBA") if image.has_transparency_data else to_rgb(image)
-        image.thumbnail((560, 560), Image.Resampling.BOX)
-        if image.mode == "RGBA":
-            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-        grey = np.asarray(image.convert("L")).astype(np.int16)
+        return torch.from_numpy(handwriting.as_digit(image))[None]
+    except DataError:
+        raise
     except Exception:
         raise DataError("this image is damaged: its header is fine, its pixels are not") from None
-    rim = np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]])
-    return torch.from_numpy(as_mnist(_stretched(np.abs(grey - int(np.median(rim))))))[None]
-
-
-def _stretched(difference: NDArray[np.int16]) -> NDArray[np.uint8]:
-    """Scale the strongest ink to 255, and drop what is below a fifth of it: paper is never quite even."""
-    most = int(difference.max())
-    if most < 24:
-        raise DataError("this picture is one even shade: there is no digit to see")
-    ink = difference * (255 / most)
-    return np.where(ink < 51, 0, ink).astype(np.uint8)
 
 
 def png(pixels: Tensor) -> str:

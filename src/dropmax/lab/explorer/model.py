@@ -71,11 +71,17 @@ class Explorer:
 
     @classmethod
     def open(
-        cls, run: Path, *, data_dir: Path | None = None, device: str = "cpu", trust_network: bool = False
+        cls,
+        run: Path,
+        *,
+        data_dir: Path | None = None,
+        moved: Path | None = None,
+        device: str = "cpu",
+        trust_network: bool = False,
     ) -> Explorer:
-        """Load a run directory (or a ``model.safetensors``) and the data its recipe names."""
+        """Load a run directory (or a ``model.safetensors``) and its data, which ``moved`` to another path or not."""
         trained = load_model(run, device=device, trust_network=trust_network)
-        data = load_data(trained.recipe, data_dir)
+        data = load_data(trained.recipe, data_dir, run=run, data=moved)
         if data.classes != trained.classes:
             raise RunError(f"the classes of {trained.recipe.data.name} are not those {run} was trained on")
         return cls(trained, data.test, run.resolve().name if run.is_dir() else run.name)

@@ -27,6 +27,7 @@ from dropmax.workbench.files import parse_json
 from dropmax.workbench.progress import progress
 from dropmax.workbench.recipes import DataOptions, Recipe
 from dropmax.workbench.training import RunDirectory, TrainedModel, load_data, load_model
+from dropmax.workbench.training.source import data_place
 
 __all__ = ["Run", "data_name", "load_runs", "picture", "slug"]
 
@@ -46,8 +47,9 @@ class Run:
     log: list[dict[str, Any]]
     environment: dict[str, Any]
     data_dir: Path | None = None
+    moved: Path | None = None  #: where its data is now, if it is not where the run left it
     label: str = ""
-    _shared: dict[DataOptions, Dataset] = field(default_factory=dict, repr=False)
+    _shared: dict[tuple[DataOptions, str], Dataset] = field(default_factory=dict, repr=False)
     _features: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     @property
@@ -83,9 +85,10 @@ class Run:
     @property
     def data(self) -> Dataset:
         """The data set. Runs on the same data share it, so its training part may be that of another seed."""
-        if self.recipe.data not in self._shared:
-            self._shared[self.recipe.data] = self._load()
-        return self._shared[self.recipe.data]
+        key = (self.recipe.data, data_place(self.recipe, self.path, self.moved))
+        if key not in self._shared:
+            self._shared[key] = self._load()
+        return self._shared[key]
 
     @property
     def test(self) -> Split:
@@ -105,7 +108,7 @@ class Run:
         return self._load().validation
 
     def _load(self) -> Dataset:
-        data = load_data(self.recipe, self.data_dir)
+        data = load_data(self.recipe, self.data_dir, run=self.path, data=self.moved)
         if data.classes != self.classes or data.input_shape != self.trained.input_shape:
             raise DataError(
                 f"{data_name(self.recipe)} has changed since {self.path} was trained: it had {len(self.classes)} "
@@ -141,24 +144,29 @@ class Run:
 
 
 def load_runs(
-    paths: Sequence[Path | str], data_dir: Path | str | None = None, *, trust_network: bool = False
+    paths: Sequence[Path | str],
+    data_dir: Path | str | None = None,
+    *,
+    data: Path | None = None,
+    trust_network: bool = False,
 ) -> list[Run]:
     """Load trained runs and label them by method; a run twice, or one without a model, is an error.
 
+    ``data`` is where the data of all of them is now, if it has moved.
     ``trust_network`` is that of :func:`~dropmax.workbench.training.load_model`.
 
     >>> load_runs([])
     []
     """
     runs: list[Run] = []
-    shared: dict[DataOptions, Dataset] = {}
+    shared: dict[tuple[DataOptions, str], Dataset] = {}
     for path in map(Path, paths):
         if path.resolve() in {run.path.resolve() for run in runs}:
             raise RunError(f"the run {path} is given twice")
         directory = RunDirectory.open(path)
         trained = load_model(path, trust_network=trust_network)
         where = Path(data_dir) if data_dir is not None else None
-        runs.append(Run(path, trained, directory.metrics(), _environment(directory.path), where, _shared=shared))
+        runs.append(Run(path, trained, directory.metrics(), _environment(directory.path), where, data, _shared=shared))
     for run in runs:
         rivals = [
             other.recipe

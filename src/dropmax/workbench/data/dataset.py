@@ -9,7 +9,7 @@ import torch
 
 from dropmax.errors import DataError, InvalidType
 
-__all__ = ["Dataset", "Split", "statistics"]
+__all__ = ["Dataset", "HeldOut", "Split", "spell", "statistics"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +66,23 @@ class Split:
         return stored if self.crop is None else (stored[0], self.crop, self.crop)
 
 
+@dataclass(frozen=True)
+class HeldOut:
+    """Rows of the training part that were set aside: which, how many of how many, and by which rule.
+
+    >>> print(HeldOut("test", "20 % of each class, the same rows for every seed", 5, (0, 3)))
+    test: 2 of 5 rows held out (20 % of each class, the same rows for every seed)
+    """
+
+    part: str  #: "test" or "validation"
+    rule: str
+    of: int
+    rows: tuple[int | str, ...]  #: numbers of rows, counted from 0; names of files; or identifiers (``id_column``)
+
+    def __str__(self) -> str:
+        return f"{self.part}: {len(self.rows):,} of {self.of:,} rows held out ({self.rule})"
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """A named data set in three splits.
@@ -81,6 +98,8 @@ class Dataset:
         coarse: for CIFAR-100, the superclass index of each class.
         coarse_classes: for CIFAR-100, the superclass names.
         notes: what the reader should know about how the splits came about, one sentence each.
+        columns: for tables with a header, the names of the features.
+        held_out: which rows were set aside for testing and validation, where the publisher has not decided.
 
     >>> from dropmax.workbench.data import load
     >>> digits = load("mnist-1k")
@@ -98,6 +117,8 @@ class Dataset:
     coarse: tuple[int, ...] | None = None
     coarse_classes: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    held_out: tuple[HeldOut, ...] = ()
 
     @property
     def num_classes(self) -> int:

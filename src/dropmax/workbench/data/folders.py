@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from dropmax.errors import DataError
 from dropmax.workbench.data.dataset import spell
-from dropmax.workbench.data.images import DEFAULT_IMAGE_SIZE, SUFFIXES, decoded, stored_size
+from dropmax.workbench.data.images import DEFAULT_IMAGE_SIZE, SUFFIXES, decoded, short_sides, stored_size
 from dropmax.workbench.data.parts import TEST_SEED, Part, Parts
 from dropmax.workbench.data.splits import balanced_subset
 
@@ -68,15 +69,33 @@ def read_listing(listing: Listing, image_size: int | None = None) -> Parts:
         test=parts["test"] if len(parts["test"]) else None,
         classes=listing.classes,
         crop=crop,
-        notes=tuple(listing.notes),
+        notes=(*listing.notes, *_enlarged(everything, crop, image_size is None)),
+        names={"train": [_relative(path, listing.root) for path in listing.files["train"]]},
     )
 
 
-def list_folder(root: Path) -> Listing:
+def _enlarged(files: Sequence[Path], crop: int, is_default: bool) -> list[str]:
+    """Say so where images are smaller than what the network sees."""
+    sides = short_sides(files)
+    small = [side for side in sides if side < crop]
+    if not small:
+        return []
+    which = f"short sides of {min(small)} to {max(small)} pixels" if min(small) < max(small) else f"{small[0]} pixels"
+    share = "all" if len(small) == len(sides) else f"{len(small)} of {len(sides)}"
+    advice = f"; --set data.image_size={max(8, min(small))} keeps their size" if is_default else ""
+    return [f"small images ({which}; {share} of {len(sides)} looked at) are enlarged to {crop} x {crop}{advice}"]
+
+
+def _relative(path: Path, root: Path) -> str:
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_posix()
+
+
+def list_folder(root: Path, known: Sequence[str] = ()) -> Listing:
     """List ``root/<class>/*.jpg``, or ``root/{train,val,test}/<class>/*.jpg`` where ``root/train`` exists.
 
     Files are taken in the order of their names, at any depth below their class. Hidden files are passed over; other
-    files that are not images by their suffix are counted in a note.
+    files that are not images by their suffix are counted in a note. Where the classes are ``known``, fewer folders
+    than two will do: the images are to be answered, not learnt from.
 
     >>> list_folder(Path("no such folder"))
     Traceback (most recent call last):
@@ -92,8 +111,10 @@ def list_folder(root: Path) -> Listing:
                 parts[part] = present[0]
     classes = tuple(path.name for path in _folders(parts["train"]))
     if not classes:
-        raise DataError(f"{parts['train']} has no folders in it: one folder a class, with its images inside, is needed")
-    if len(classes) < 2:
+        raise DataError(
+            f"{parts['train']} has no folders in it: one folder per class, with its images inside, is needed"
+        )
+    if len(classes) < 2 and not known:
         raise DataError(f"{parts['train']} has the one class {classes[0]!r}: a classifier needs at least two")
     for name in classes:
         if any("\ud800" <= c <= "\udfff" for c in name):  # what Python makes of bytes that are no UTF-8

@@ -8,7 +8,7 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,11 @@ __all__ = [
     "decode",
     "decoded",
     "has_too_many_passes",
+    "open_image",
+    "short_sides",
     "square",
     "stored_size",
+    "to_rgb",
 ]
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
@@ -41,7 +44,7 @@ DECODER = 1  # raise it whenever decode() changes what it returns, so that old c
 MOST_PIXELS = 89_478_485  # Pillow's own limit, where it would only warn; a quarter of a gigabyte of RGB
 # Named formats only: Pillow would otherwise try dozens, some of which start other programs.
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
-_CHUNK = 64  # files a task: a task a file spends more on queues than on small images
+_CHUNK = 64  # files per task: with one file per task, queues would cost more than small images
 
 
 def stored_size(image_size: int) -> int:
@@ -67,13 +70,26 @@ def decode(path: Path, size: int) -> NDArray[np.uint8]:
     >>> decode(path, 8)[:, 4, 4]
     array([255,   0,   0], dtype=uint8)
     """
+    with open_image(path) as opened:
+        return square(opened, size)
+
+
+@contextlib.contextmanager
+def open_image(path: Path) -> Iterator[Image.Image]:
+    """Open an image whose pixels are safe to decode; whatever goes wrong with it inside becomes a DataError.
+
+    >>> with open_image(Path("no-such-image.png")):
+    ...     pass
+    Traceback (most recent call last):
+    dropmax.errors.DataError: no-such-image.png is missing
+    """
     try:
         with open_header(path) as opened, _one_large_at_a_time(opened):
             if opened.format in ("JPEG", "MPO") and has_too_many_passes(
                 path.read_bytes(), opened.width * opened.height
             ):
                 raise DataError(f"{path} asks for more passes over its pixels than any sound JPEG does")
-            return square(opened, size)
+            yield opened
     except DataError:
         raise
     except Exception as error:  # Pillow raises almost anything on a damaged file, and all of it means the same
@@ -120,6 +136,19 @@ def centre_crop(images: Any, height: int, width: int) -> Any:
     return images[..., top : top + height, left : left + width]
 
 
+def short_sides(files: Sequence[Path], most: int = 64) -> list[int]:
+    """Return the shorter sides of up to ``most`` of the images, evenly chosen, by their headers.
+
+    >>> short_sides([])
+    []
+    """
+    sides = []
+    for path in files[:: max(1, -(-len(files) // most))]:
+        with open_header(path) as image:
+            sides.append(min(image.size))
+    return sides
+
+
 def open_header(path: Path) -> Image.Image:
     """Open an image, reading no more than its header, and refuse what is none or has too many pixels.
 
@@ -158,7 +187,7 @@ def has_too_many_passes(content: bytes, pixels: int) -> bool:
 
 
 def _one_large_at_a_time(image: Image.Image) -> contextlib.AbstractContextManager[Any]:
-    """Return what to hold while decoding: the largest images take a gigabyte, and there may be a thread a core."""
+    """Return what to hold while decoding: the largest images take a gigabyte, and there may be one thread per core."""
     return _LARGE if image.width * image.height > _MANY_PIXELS else contextlib.nullcontext()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -29,6 +30,8 @@ def load(
     validation_size: int | None = None,
     image_size: int | None = None,
     label_column: str | None = None,
+    id_column: str | None = None,
+    test: str | os.PathLike[str] | None = None,
 ) -> Dataset:
     """Load a data set by one of the :data:`NAMES`, or from the path of an image folder or .npz, .csv, .parquet file.
 
@@ -38,9 +41,12 @@ def load(
         seed: chooses the rows that are trained and validated on, where there is a choice; never those tested on.
         train_size: train on this many rows only, the classes as even as they can be.
         validation_size: validate on this many rows; by default the publisher's or, where there is no such part, 10 %
-            of the training part, each class giving its share. 0 is allowed.
+            of the training part, each class giving its share. 0 means none.
         image_size: for image folders, the side in pixels of the square the network sees; 64 by default.
         label_column: for .csv and .parquet tables, the column of labels; ``label`` by default.
+        id_column: for these tables, a column that names the rows and is no feature.
+        test: the path of a second folder or file with the test part, for data of your own that has none. Its columns
+            are matched by name, its labels must be among the training classes.
 
     >>> digits = load("mnist-1k", seed=1)
     >>> digits.train.inputs.shape, digits.train.labels.bincount().tolist()
@@ -53,8 +59,11 @@ def load(
     path = Path(name).expanduser()
     is_table = name not in NAMES and path.suffix.lower() in (".csv", ".parquet")
     is_folder = name in ("cub", "awa", "awa2") or (name not in NAMES and os.path.isdir(path))
-    if label_column is not None and not is_table:
-        raise InvalidValue(f"label_column is for .csv and .parquet tables, not for {name}")
+    for option, value in (("label_column", label_column), ("id_column", id_column)):
+        if value is not None and not is_table:
+            raise InvalidValue(f"{option} is for .csv and .parquet tables, not for {name}")
+    if test is not None and name in NAMES:
+        raise InvalidValue(f"{name} has a test part of its own: leave out the separate test data {os.fspath(test)}")
     if image_size is not None and not is_folder:
         raise InvalidValue(f"image_size is for image folders; the size of {name} is what it is")
     if name in NAMES:
@@ -62,7 +71,9 @@ def load(
             train_size = NAMES[name].sizes[0]
         parts = _read_named(name, data_directory(data_dir), image_size)
     else:
-        parts = _read_path(name, path, image_size, label_column or "label")
+        parts = _read_path(name, path, image_size, label_column or "label", id_column or "")
+    if test is not None:
+        parts = _with_test(parts, name, Path(test).expanduser(), label_column or "label", id_column or "")
     return assemble(name, parts, seed=seed, train_size=train_size, validation_size=validation_size)
 
 
@@ -102,7 +113,22 @@ def _read_named(name: str, data_dir: Path, image_size: int | None) -> Parts:
     return read_listing(listing, image_size)
 
 
-def _read_path(name: str, path: Path, image_size: int | None, label_column: str) -> Parts:
+def _with_test(parts: Parts, name: str, path: Path, label_column: str, id_column: str) -> Parts:
+    """Add the test part that lies in another folder or file, read as a model of these classes would read it."""
+    from dropmax.workbench.data.unlabelled import Expected, read_labelled
+
+    if parts.test is not None:
+        raise InvalidValue(f"{name} has a test part of its own: leave out the separate test data {path}")
+    shape = parts.train.inputs.shape[1:]
+    seen = shape if parts.crop is None else (shape[0], parts.crop, parts.crop)
+    notes: list[str] = []
+    stored = shape[-1] if len(shape) == 3 else 0
+    expected = Expected(seen, stored, parts.columns, parts.classes, label_column, id_column)
+    part, _ = read_labelled(path, expected, notes.append)
+    return dataclasses.replace(parts, test=part, notes=(*parts.notes, *notes))
+
+
+def _read_path(name: str, path: Path, image_size: int | None, label_column: str, id_column: str) -> Parts:
     if os.path.isdir(path):
         from dropmax.workbench.data.folders import list_folder, read_listing
 
@@ -112,14 +138,12 @@ def _read_path(name: str, path: Path, image_size: int | None, label_column: str)
         if path.suffix.lower() in readers or len(path.parts) > 1:
             raise DataError(f"{path} does not exist: give the path of {_READABLE}, or one of {', '.join(NAMES)}")
         raise DataError(unknown("data set", name, NAMES, f"anything else must be the path of {_READABLE}"))
-    from dropmax.workbench.data.tables import read_csv, read_npz, read_parquet
+    from dropmax.workbench.data.tables import read_npz, read_table
 
     if path.suffix.lower() == ".npz":
         return read_npz(path)
-    if path.suffix.lower() == ".csv":
-        return read_csv(path, label_column)
-    if path.suffix.lower() == ".parquet":
-        return read_parquet(path, label_column)
+    if path.suffix.lower() in (".csv", ".parquet"):
+        return read_table(path, label_column, id_column)
     raise DataError(f"{path} is of a kind that cannot be read: give {_READABLE}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from dropmax.errors import DataError, InvalidValue
-from dropmax.workbench.data.dataset import Dataset, Split, spell, statistics
+from dropmax.workbench.data.dataset import Dataset, HeldOut, Split, spell, statistics
 from dropmax.workbench.data.splits import balanced_subset, hold_out
 
 __all__ = ["Part", "Parts", "assemble"]
@@ -63,6 +64,8 @@ class Parts:
     coarse: tuple[int, ...] | None = None
     coarse_classes: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()  #: names of the features, for tables with a header
+    names: Mapping[str, Sequence[str]] | None = None  #: of the rows of "train": files, or identifiers
 
 
 def assemble(
@@ -70,26 +73,41 @@ def assemble(
 ) -> Dataset:
     """Make the three splits: hold out what is missing, cut to the sizes asked for, and measure the training split.
 
+    ``validation_size`` is a number of rows, 0 for none; None takes the publisher's part, or else 10 %.
+
     >>> features = Part(np.arange(40, dtype=np.float32).reshape(20, 2), np.arange(20) % 2)
     >>> data = assemble("mine", Parts(features, ("even", "odd")), seed=3)
-    >>> len(data.train), len(data.validation), len(data.test), data.notes
-    (14, 2, 4, ('no test part was given: 4 rows were held out, the same for every seed',))
+    >>> len(data.train), len(data.validation), len(data.test)
+    (14, 2, 4)
+    >>> print(*data.held_out, sep="\\n")
+    test: 4 of 20 rows held out (20 % of each class, the same rows for every seed)
+    validation: 2 of 20 rows held out (10 % of what is left, each class giving its share, chosen by seed 3)
     """
     check_classes(name, parts)
-    train, validation, test, notes = parts.train, parts.validation, parts.test, list(parts.notes)
+    train, validation, test = parts.train, parts.validation, parts.test
+    origin = np.arange(len(train))  # where each training row was in the file
+    held_out: list[HeldOut] = []
     if test is None:
         kept, held = hold_out(train.labels, max(1, round(TEST_SHARE * len(train))), TEST_SEED)
-        notes.append(f"no test part was given: {len(held):,} rows were held out, the same for every seed")
-        train, test = train.rows(kept), train.rows(held)
+        rule = f"{100 * TEST_SHARE:.0f} % of each class, the same rows for every seed"
+        held_out.append(_held_out("test", rule, parts, origin[held]))
+        train, test, origin = train.rows(kept), train.rows(held), origin[kept]
     if validation is None:
         size = round(VALIDATION_SHARE * len(train)) if validation_size is None else validation_size
         kept, held = hold_out(train.labels, size, seed)
+        share = f"{100 * VALIDATION_SHARE:.0f} % of what is left" if validation_size is None else "as many as asked for"
+        if size:
+            held_out.append(
+                _held_out(
+                    "validation", f"{share}, each class giving its share, chosen by seed {seed}", parts, origin[held]
+                )
+            )
         train, validation = train.rows(kept), Part(np.asarray(train.inputs[held]), train.labels[held])
     elif validation_size is not None:
         validation = validation.rows(_cut(name, "validation_size", validation, validation_size, seed))
     if train_size is not None:
         if train_size < len(parts.classes):
-            raise InvalidValue(f"train_size must be at least {len(parts.classes)}, one row a class, not {train_size}")
+            raise InvalidValue(f"train_size must be at least {len(parts.classes)}, one row per class, not {train_size}")
         train = train.rows(_cut(name, "train_size", train, train_size, seed))
     mean, std = statistics(torch.from_numpy(train.inputs))
     return Dataset(
@@ -102,8 +120,16 @@ def assemble(
         std=std,
         coarse=parts.coarse,
         coarse_classes=parts.coarse_classes,
-        notes=tuple(notes),
+        notes=parts.notes,
+        columns=parts.columns,
+        held_out=tuple(held_out),
     )
+
+
+def _held_out(part: str, rule: str, parts: Parts, rows: NDArray[np.int64]) -> HeldOut:
+    names = (parts.names or {}).get("train")
+    chosen = rows.tolist()
+    return HeldOut(part, rule, len(parts.train), tuple(chosen if names is None else [names[row] for row in chosen]))
 
 
 def check_classes(name: str, parts: Parts) -> None:

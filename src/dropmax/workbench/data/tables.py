@@ -1,9 +1,10 @@
-"""Arrays and tables from one file: .npz archives, .csv and .parquet tables of features with a label column."""
+"""Tables of features with a header: .csv and .parquet, whose columns are known by their names."""
 
 from __future__ import annotations
 
 import csv
-import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,64 +13,50 @@ from numpy.typing import NDArray
 
 from dropmax.errors import DataError, did_you_mean
 from dropmax.workbench.data.dataset import spell
-from dropmax.workbench.data.limits import refuse_bomb, refuse_long
-from dropmax.workbench.data.parquet import parquet_labels, parquet_numbers, parquet_table
+from dropmax.workbench.data.labels import as_labels, as_whole_numbers, encode
+from dropmax.workbench.data.limits import refuse_long
+from dropmax.workbench.data.npz import read_npz, read_npz_rows
+from dropmax.workbench.data.parquet import open_parquet, parquet_labels, parquet_numbers
 from dropmax.workbench.data.parts import Part, Parts
 
-__all__ = ["read_csv", "read_features", "read_npz", "read_parquet"]
-
-_DEFLATE_LIMIT = 1032  # no deflate stream expands by more, so a header promising more is lying
+__all__ = ["TableRows", "read_csv", "read_features", "read_npz", "read_parquet", "read_rows", "read_table"]
 
 
-def read_npz(path: Path) -> Parts:
-    """Read arrays ``x_train, y_train`` with optional ``x_val, y_val`` and ``x_test, y_test``, or just ``x, y``.
+@dataclass(frozen=True, eq=False)
+class TableRows:
+    """The rows of a table: features by the names of their columns, and perhaps labels and identifiers.
 
-    Capital letters are as good as small ones. Inputs are uint8 images (N, H, W), (N, H, W, C) or (N, C, H, W) with
-    one or three channels, or numbers (N, D). Labels are whole numbers or strings. An optional array ``classes`` of
-    strings names the whole-number labels 0, 1, ...
+    >>> TableRows(("length",), np.zeros((2, 1), np.float32)).labels is None
+    True
+    """
+
+    columns: tuple[str, ...]
+    values: NDArray[np.float32]
+    labels: NDArray[Any] | None = None
+    ids: tuple[str, ...] | None = None
+    ignored: tuple[str, ...] = ()  #: columns that are neither features, labels nor identifiers
+
+
+def read_table(path: Path, label_column: str = "label", id_column: str = "") -> Parts:
+    """Read a table to learn from: numbers, one column of labels, and perhaps one of identifiers that is no feature.
 
     >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp(), "mine.npz")
-    >>> np.savez(path, x=np.zeros((4, 3)), y=["cat", "dog", "cat", "dog"])
-    >>> parts = read_npz(path)
-    >>> parts.classes, parts.train.labels, parts.train.inputs.dtype
-    (('cat', 'dog'), array([0, 1, 0, 1]), dtype('float32'))
+    >>> path = Path(tempfile.mkdtemp(), "mine.csv")
+    >>> _ = path.write_text("length,width,label\\n5.1,3.5,iris\\n4,2,rose\\n")
+    >>> parts = read_table(path)
+    >>> parts.classes, parts.columns
+    (('iris', 'rose'), ('length', 'width'))
     """
-    arrays = _open_npz(path)
-    names = ["x_train", "x_val", "x_test"] if "x_train" in arrays else ["x"]
-    known = {"classes", *names, *(name.replace("x", "y", 1) for name in names)}
-    if "x_train" not in arrays and "x" not in arrays:
-        raise DataError(
-            f"{path} has the arrays {spell(sorted(arrays))}, but x and y, or x_train and y_train, are needed"
-        )
-    stray = sorted(arrays.keys() - known)
-    if stray:
-        raise DataError(f"{path} has the array {stray[0]!r}, which is not one of {', '.join(sorted(known))}")
-    inputs, labels = {}, {}
-    for name in names:
-        label_name = name.replace("x", "y", 1)
-        if (name in arrays) != (label_name in arrays):
-            present, absent = (name, label_name) if name in arrays else (label_name, name)
-            raise DataError(f"{path} has the array {present!r} but not {absent!r}")
-        if name in arrays:
-            inputs[name] = _inputs(path, name, arrays[name])
-            labels[name] = _labels(path, label_name, arrays[label_name])
-            if len(inputs[name]) != len(labels[name]):
-                raise DataError(
-                    f"{path}: {name} has {len(inputs[name]):,} rows, but {label_name} has {len(labels[name]):,}"
-                )
-    shapes = {name: values.shape[1:] for name, values in inputs.items()}
-    if len(set(shapes.values())) > 1:
-        raise DataError(f"{path}: the rows of its parts differ in shape: {shapes}")
-    classes, encoded = _encode(path, labels, arrays.get("classes"))
-    parts = {name: Part(inputs[name], encoded[name]) for name in inputs}
-    return Parts(
-        train=parts[names[0]], validation=parts.get("x_val"), test=parts.get("x_test"), classes=classes
-    )  # fmt: skip
+    rows = read_rows(path, label_column, id_column, labelled=True)
+    if rows.labels is None:
+        raise DataError(f"{path} has no labels")
+    classes, encoded = encode(path, {"all": rows.labels})
+    names = None if rows.ids is None else {"train": rows.ids}
+    return Parts(Part(rows.values, encoded["all"]), classes, columns=rows.columns, names=names)
 
 
 def read_csv(path: Path, label_column: str = "label") -> Parts:
-    """Read a comma-separated table with a header: numbers, and one column of labels, numbers or names.
+    """Read a comma-separated table with a header, see :func:`read_table`.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "mine.csv")
@@ -77,21 +64,11 @@ def read_csv(path: Path, label_column: str = "label") -> Parts:
     >>> read_csv(path).classes
     ('iris', 'rose')
     """
-    header, numbered = _csv_lines(path)
-    column = _label_position(path, header, label_column)
-    names = [row.pop(column) for _, row in numbered]
-    for (line, _), name in zip(numbered, names, strict=True):
-        if not name:
-            raise DataError(f"{path}, line {line}: the label is empty")
-        refuse_long(f"{path}, line {line}", name)
-    labels = np.array(names)
-    values = _csv_numbers(path, header[:column] + header[column + 1 :], numbered)
-    classes, encoded = _encode(path, {"all": _whole_numbers(labels)})
-    return Parts(Part(values, encoded["all"]), classes)
+    return read_table(path, label_column)
 
 
 def read_parquet(path: Path, label_column: str = "label") -> Parts:
-    """Read a Parquet table of numeric columns and one column of labels, numbers or names; needs pyarrow.
+    """Read a Parquet table, see :func:`read_table`; needs pyarrow.
 
     >>> import pyarrow, pyarrow.parquet, tempfile
     >>> path = Path(tempfile.mkdtemp(), "mine.parquet")
@@ -99,12 +76,7 @@ def read_parquet(path: Path, label_column: str = "label") -> Parts:
     >>> read_parquet(path).classes
     ('iris', 'rose')
     """
-    table = parquet_table(path, label_column)
-    position = _label_position(path, table.column_names, label_column)
-    values = parquet_numbers(path, table, label_column)
-    labels = parquet_labels(path, table.column(position))
-    classes, encoded = _encode(path, {"all": _labels(path, label_column, labels)})
-    return Parts(Part(values, encoded["all"]), classes)
+    return read_table(path, label_column)
 
 
 def read_features(path: Path, label_column: str = "label") -> NDArray[Any]:
@@ -117,20 +89,117 @@ def read_features(path: Path, label_column: str = "label") -> NDArray[Any]:
     array([[5.1, 3.5],
            [4. , 2. ]], dtype=float32)
     """
-    kind = path.suffix.lower()
-    if kind == ".npz":
-        arrays = _open_npz(path)
-        name = "x" if "x" in arrays else "x_test"
-        if name not in arrays:
-            raise DataError(f"{path} has the arrays {spell(sorted(arrays))}, but x (or x_test) is needed")
-        return _inputs(path, name, arrays[name])
-    if kind == ".csv":
-        header, numbered = _csv_lines(path)
-        if label_column in header:
-            position = header.index(label_column)
-            numbered = [(line, row[:position] + row[position + 1 :]) for line, row in numbered]
-        return _csv_numbers(path, [name for name in header if name != label_column], numbered)
-    return parquet_numbers(path, parquet_table(path, label_column), label_column)
+    return read_npz_rows(path)[0] if path.suffix.lower() == ".npz" else read_rows(path, label_column).values
+
+
+def read_rows(
+    path: Path,
+    label_column: str = "label",
+    id_column: str = "",
+    *,
+    columns: Sequence[str] = (),
+    labelled: bool = False,
+) -> TableRows:
+    """Read the rows of a .csv or .parquet table.
+
+    Args:
+        path: of the table.
+        label_column: the column of labels.
+        id_column: a column of identifiers, which are read as text and are no features.
+        columns: the features to read, by name and in this order; all other columns are ignored. Without any, every
+            column but those of labels and identifiers is a feature, in the order of the table.
+        labelled: whether the labels are needed; where they are not, they are left out.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "new.csv")
+    >>> _ = path.write_text("width,note,length\\n3.5,fresh,5.1\\n2,old,4\\n")
+    >>> rows = read_rows(path, columns=("length", "width"))
+    >>> rows.values.tolist(), rows.ignored
+    ([[5.099999904632568, 3.5], [4.0, 2.0]], ('note',))
+    """
+    table = _Parquet(path) if path.suffix.lower() == ".parquet" else _Csv(path)
+    header = table.header
+    _check_header(path, header)
+    if labelled:
+        _check_label(path, header, label_column)
+    if id_column and id_column not in header and not columns:
+        raise DataError(
+            f"{path} has no column {id_column!r} for the identifiers:{did_you_mean(id_column, header)} "
+            f"Its columns are {spell(header)}; name the right one with --id-column (id_column)"
+        )
+    special = {label_column, id_column}
+    missing = [name for name in columns if name not in header]
+    if missing:
+        raise DataError(
+            f"{path} has no column {missing[0]!r}, which the model was trained on:{did_you_mean(missing[0], header)} "
+            + (f"{len(missing):,} columns are missing: {spell(missing)}" if len(missing) > 1 else "")
+        )
+    features = tuple(columns) or tuple(name for name in header if name not in special)
+    if not features:
+        raise DataError(f"{path} has no columns of features")
+    labels = table.labels(label_column) if labelled else None
+    ids = table.texts(id_column) if id_column in header else None
+    ignored = tuple(name for name in header if name not in features and name not in special)
+    return TableRows(features, table.numbers(features), labels, ids, ignored)
+
+
+class _Csv:
+    """A comma-separated table, held as text."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.header, self.numbered = _csv_lines(path)
+
+    def numbers(self, names: Sequence[str]) -> NDArray[np.float32]:
+        return _csv_numbers(self.path, {name: self.header.index(name) for name in names}, self.numbered)
+
+    def labels(self, name: str) -> NDArray[Any]:
+        place = self.header.index(name)
+        for line, row in self.numbered:
+            if not row[place]:
+                raise DataError(f"{self.path}, line {line}: the label is empty")
+            refuse_long(f"{self.path}, line {line}", row[place])
+        return as_whole_numbers(np.array([row[place] for _, row in self.numbered]))
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        place = self.header.index(name)
+        return tuple(row[place] for _, row in self.numbered)
+
+
+class _Parquet:
+    """A Parquet table, of which the columns asked for are read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.header = open_parquet(path, ()).column_names
+
+    def numbers(self, names: Sequence[str]) -> NDArray[np.float32]:
+        return parquet_numbers(self.path, open_parquet(self.path, names, numeric=True))
+
+    def labels(self, name: str) -> NDArray[Any]:
+        table = open_parquet(self.path, (name,), dictionary=True)
+        return as_labels(self.path, name, parquet_labels(self.path, table.column(0)))
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        return tuple(str(value) for value in open_parquet(self.path, (name,)).column(0).to_pylist())
+
+
+def _check_header(path: Path, header: Sequence[str]) -> None:
+    if not header:
+        raise DataError(f"{path} is empty")
+    if len(set(header)) < len(header):
+        twice = next(name for name in header if list(header).count(name) > 1)
+        raise DataError(f"{path} has the column {twice!r} twice")
+
+
+def _check_label(path: Path, header: Sequence[str], label_column: str) -> None:
+    if label_column not in header:
+        raise DataError(
+            f"{path} has no column {label_column!r} for the labels:{did_you_mean(label_column, header)} "
+            f"Its columns are {spell(list(header))}; name the right one with --label-column (label_column)"
+        )
+    if len(header) < 2:
+        raise DataError(f"{path} has only the label column, and no features")
 
 
 def _csv_lines(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
@@ -154,160 +223,28 @@ def _csv_lines(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     return header, numbered
 
 
-def _csv_numbers(path: Path, features: list[str], numbered: list[tuple[int, list[str]]]) -> NDArray[np.float32]:
+def _csv_numbers(path: Path, places: dict[str, int], numbered: list[tuple[int, list[str]]]) -> NDArray[np.float32]:
+    """Return the columns at these places; ``numbered`` are rows with the numbers of their lines."""
     # Number by number: an array of texts would give every cell the memory of the longest.
-    cells = (_number(cell) for _, row in numbered for cell in row)
+    cells = (_number(row[place]) for _, row in numbered for place in places.values())
     try:
-        values = np.fromiter(cells, np.float64, len(numbered) * len(features)).reshape(len(numbered), len(features))
+        values = np.fromiter(cells, np.float64, len(numbered) * len(places)).reshape(len(numbered), len(places))
     except ValueError:
         for line, row in numbered:
-            for name, cell in zip(features, row, strict=True):
-                if not _is_number(cell):
-                    raise DataError(f"{path}, line {line}, column {name!r}: {_short(cell)} is not a number") from None
+            for name, place in places.items():
+                if not _is_number(row[place]):
+                    raise DataError(
+                        f"{path}, line {line}, column {name!r}: {_short(row[place])} is not a number"
+                    ) from None
         raise DataError(f"{path} has a cell that is not a number") from None
     with np.errstate(over="ignore"):
         numbers = values.astype(np.float32)
     if not np.isfinite(numbers).all():
         row, position = np.argwhere(~np.isfinite(numbers))[0]
-        cell = numbered[row][1][position]
-        raise DataError(f"{path}, line {numbered[row][0]}, column {features[position]!r}: {_short(cell)} is not finite")
+        name, place = list(places.items())[position]
+        line, cells_of_row = numbered[row]
+        raise DataError(f"{path}, line {line}, column {name!r}: {_short(cells_of_row[place])} is not finite")
     return numbers
-
-
-def _open_npz(path: Path) -> dict[str, NDArray[Any]]:
-    """Load every array by its lower-case name, once its header is known not to promise more than the file holds."""
-    arrays: dict[str, NDArray[Any]] = {}
-    try:
-        with zipfile.ZipFile(path) as archive:
-            refuse_bomb(path, sum(info.file_size for info in archive.infolist()))
-            for info in archive.infolist():
-                if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # the others know no bounds
-                    raise DataError(f"{path}: {info.filename} is packed in a way that np.savez never uses")
-                if info.file_size > _DEFLATE_LIMIT * min(info.compress_size, path.stat().st_size) + 1024:
-                    raise DataError(f"{path}: {info.filename} claims to be larger than the file can hold")
-                with archive.open(info) as stream:
-                    version = np.lib.format.read_magic(stream)
-                    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else None
-                    read = np.lib.format.read_array_header_2_0 if version == (2, 0) else read
-                    if read is None:
-                        raise DataError(f"{path}: {info.filename} is of an unknown .npy version {version}")
-                    shape, _, dtype = read(stream)
-                    if dtype.itemsize == 0:
-                        raise DataError(f"{path}: {info.filename} holds values of no size")
-                    if dtype.hasobject:
-                        raise DataError(f"{path}: {info.filename} holds Python objects; store numbers or strings")
-                    if int(np.prod(shape, dtype=object)) * dtype.itemsize + stream.tell() != info.file_size:
-                        raise DataError(f"{path}: the header of {info.filename} does not fit its size")
-                with archive.open(info) as stream:
-                    name = info.filename.removesuffix(".npy").lower()
-                    arrays[name] = np.lib.format.read_array(stream, allow_pickle=False)
-    except DataError:
-        raise
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
-    except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds on damaged archives
-        raise DataError(f"{path} is not a sound .npz file: {error}") from error
-    return arrays
-
-
-def _inputs(path: Path, name: str, values: NDArray[Any]) -> NDArray[Any]:
-    if values.size == 0:
-        raise DataError(f"{path}: {name} is empty")
-    if values.ndim == 2:
-        if values.dtype.kind not in "biuf":
-            raise DataError(f"{path}: {name} must hold numbers, not {values.dtype}")
-        with np.errstate(over="ignore"):
-            features = values.astype(np.float32)
-        if not np.isfinite(features).all():
-            row, column = np.argwhere(~np.isfinite(features))[0]
-            raise DataError(f"{path}: {name} row {row}, column {column} is {values[row, column]}, which is not finite")
-        return features
-    if values.dtype != np.uint8 or values.ndim not in (3, 4):
-        raise DataError(
-            f"{path}: {name} is {values.dtype} of shape {values.shape}; store features as numbers (N, D), "
-            "images as uint8 (N, H, W), (N, H, W, C) or (N, C, H, W)"
-        )
-    if values.ndim == 3:
-        return np.ascontiguousarray(values[:, None])
-    if values.shape[1] in (1, 3):
-        return np.ascontiguousarray(values)
-    if values.shape[3] in (1, 3):
-        return np.ascontiguousarray(values.transpose(0, 3, 1, 2))
-    raise DataError(f"{path}: {name} of shape {values.shape} has neither one nor three channels")
-
-
-def _labels(path: Path, name: str, values: NDArray[Any]) -> NDArray[Any]:
-    if values.ndim != 1 or values.dtype.kind not in "biufU":
-        raise DataError(
-            f"{path}: {name} must be one label a row, whole numbers or strings, not {values.dtype} {values.shape}"
-        )
-    if values.dtype.kind == "f":
-        fraction = ~(np.isfinite(values) & (values == np.round(values)))
-        if fraction.any():
-            raise DataError(f"{path}: {name} holds {values[fraction][0]}; labels are whole numbers or names")
-    if values.dtype.kind == "U":
-        return values
-    if (
-        values.dtype.kind in "uf"
-        and len(values)
-        and not -(2.0**63) <= float(values.min()) <= float(values.max()) < 2.0**63
-    ):
-        raise DataError(f"{path}: {name} holds {values.max()}, too large for the number of a class")
-    return values.astype(np.int64)
-
-
-def _encode(
-    path: Path, labels: dict[str, NDArray[Any]], named: NDArray[Any] | None = None
-) -> tuple[tuple[str, ...], dict[str, NDArray[np.int64]]]:
-    """Number the classes: as ``named`` lists them, or else the distinct training labels in sorted order."""
-    first = next(iter(labels.values()))
-    if len({values.dtype.kind for values in labels.values()}) > 1:
-        raise DataError(f"{path} mixes whole numbers and strings as labels")
-    if named is None:
-        values = np.unique(first)
-        classes = tuple(str(value) for value in values)
-    else:
-        if named.ndim != 1 or named.dtype.kind != "U" or not len(named) or len(np.unique(named)) != len(named):
-            raise DataError(f"{path}: classes must be distinct strings, one a class")
-        classes = tuple(str(name) for name in named)
-        values = np.arange(len(named)) if first.dtype.kind == "i" else named
-    order = np.argsort(values)
-    encoded = {}
-    for part, given in labels.items():
-        place = np.searchsorted(values, given, sorter=order).clip(max=len(values) - 1)
-        index = order[place]
-        unknown = values[index] != given
-        if unknown.any():
-            where = "the training labels" if named is None else f"the {len(classes)} classes"
-            raise DataError(
-                f"{path}: the label {given[unknown][0]} of {part.replace('x', 'y', 1)} is not among {where}"
-            )
-        encoded[part] = index.astype(np.int64)
-    return classes, encoded
-
-
-def _label_position(path: Path, header: list[str], label_column: str) -> int:
-    if not header:
-        raise DataError(f"{path} is empty")
-    if len(set(header)) < len(header):
-        twice = next(name for name in header if header.count(name) > 1)
-        raise DataError(f"{path} has the column {twice!r} twice")
-    if label_column not in header:
-        raise DataError(
-            f"{path} has no column {label_column!r} for the labels:{did_you_mean(label_column, header)} "
-            f"Its columns are {spell(header)}; name the right one with --label-column (label_column)"
-        )
-    if len(header) < 2:
-        raise DataError(f"{path} has only the label column, and no features")
-    return header.index(label_column)
-
-
-def _whole_numbers(labels: NDArray[Any]) -> NDArray[Any]:
-    """Turn strings that are all whole numbers into numbers, so that 10 sorts after 9."""
-    try:
-        return labels.astype(np.int64)
-    except (ValueError, OverflowError):
-        return labels
 
 
 def _number(cell: str) -> float:

@@ -1,13 +1,17 @@
-"""Networks by name: the ones of this package, and any class of yours as ``package.module:ClassName``."""
+"""Networks by name: those of this package, and any class of yours as ``package.module:Class`` or ``file.py:Class``."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import importlib.util
 import inspect
 import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -52,10 +56,11 @@ NETWORKS: dict[str, NetworkSpec] = {
 def make_network(name: str, input_shape: Sequence[int], **options: Any) -> nn.Module:
     """Build the network called ``name`` for examples of shape ``input_shape`` (without the batch dimension).
 
-    ``name`` is a key of :data:`NETWORKS`, or ``package.module:ClassName`` for a class of your own that derives from
-    ``nn.Module``. Your class is called with ``input_shape=`` if its constructor takes that, and with ``options``. Its
-    ``out_features`` says how long its feature vectors are; where it has none, one forward pass of zeros tells.
-    A name with a colon imports that module, which runs its code: take such names only from people you trust.
+    ``name`` is a key of :data:`NETWORKS`, or ``package.module:ClassName`` or ``path/to/file.py:ClassName`` for a class
+    of your own that derives from ``nn.Module``. Your class is called with ``input_shape=`` if its constructor takes
+    that, and with ``options``. Its ``out_features`` says how long its feature vectors are; where it has none, one
+    forward pass of zeros tells. A name with a colon imports that module, which runs its code: take such names only
+    from people you trust.
 
     >>> net = make_network("lenet", (1, 28, 28))
     >>> net.out_features
@@ -88,7 +93,7 @@ def check_import(name: str, source: str, trust_network: bool) -> None:
     Traceback (most recent call last):
     dropmax.errors.RunError: model.safetensors would import the network 'stranger:Net', which is not part of ...
     """
-    module = name.partition(":")[0]
+    module = _module_name(name.rpartition(":")[0])
     if ":" in name and not trust_network and sys.modules.get(module) is None:
         raise RunError(
             f"{source} would import the network {name!r}, which is not part of dropmax: if you trust that module, "
@@ -137,17 +142,29 @@ def _size_by_forward(network: nn.Module, input_shape: tuple[int, ...]) -> int:
 
 
 def _import_class(name: str) -> type[nn.Module]:
-    """Import ``package.module:ClassName``. Only classes deriving from nn.Module pass, and nothing is called here."""
-    module_name, _, class_name = name.partition(":")
-    if not all(part.isidentifier() for part in [*module_name.split("."), class_name]):
-        raise InvalidValue(f"cannot read network {name!r}: a network of your own is named package.module:ClassName")
+    """Import ``package.module:ClassName`` or ``file.py:ClassName``; only classes deriving from nn.Module pass."""
+    module_name, _, class_name = name.rpartition(":")
+    is_file = module_name.endswith(".py")
+    parts = [class_name] if is_file else [*module_name.split("."), class_name]
+    if not all(part.isidentifier() for part in parts):
+        raise InvalidValue(
+            f"cannot read network {name!r}: name your own as package.module:ClassName or file.py:ClassName"
+        )
     try:
-        module = importlib.import_module(module_name)
+        module = _import_file(Path(module_name)) if is_file else importlib.import_module(module_name)
+    except FileNotFoundError:
+        raise InvalidValue(f"network {name!r}: there is no file {module_name}") from None
     except ModuleNotFoundError as error:
         # The module itself or a package above it is missing, or else something that it imports.
         missing = error.name or module_name
         itself = module_name == missing or module_name.startswith(missing + ".")
-        advice = "is it installed, or its folder on PYTHONPATH?" if itself else f"{module_name} imports it: install it"
+        file = f"{module_name.replace('.', '/')}.py"
+        near = f" Its file is here: name it ./{file}:{class_name}" if Path(file).is_file() else ""
+        advice = (
+            f"is it installed, or its folder on PYTHONPATH?{near}"
+            if itself
+            else f"{module_name} imports it: install it"
+        )
         raise InvalidValue(f"network {name!r}: there is no module {missing!r}; {advice}") from error
     except Exception as error:
         raise InvalidValue(
@@ -162,6 +179,37 @@ def _import_class(name: str) -> type[nn.Module]:
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
         raise InvalidType(f"network {name!r} must be a class deriving from torch.nn.Module, got {cls!r}")
     return cls
+
+
+def _module_name(module: str) -> str:
+    """Return the name a module has in ``sys.modules``; that of a file follows from its path."""
+    if not module.endswith(".py"):
+        return module
+    path = Path(module).expanduser().resolve()
+    return f"dropmax_network_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+
+
+def _import_file(path: Path) -> ModuleType:
+    """Import a file as a module of its own, once; what lies beside it can be imported by it."""
+    name, path = _module_name(str(path)), path.expanduser().resolve()
+    if name in sys.modules:
+        return sys.modules[name]
+    if not path.is_file():
+        raise FileNotFoundError(str(path))
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise FileNotFoundError(str(path))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    finally:
+        sys.path.remove(str(path.parent))
+    return module
 
 
 def _construct(name: str, spec: NetworkSpec, input_shape: tuple[int, ...], options: Mapping[str, Any]) -> nn.Module:

@@ -27,9 +27,11 @@ __all__ = [
     "Recipe",
     "TrainingOptions",
     "find_recipe",
+    "is_known",
     "load_recipe",
     "parse_override",
     "parse_toml",
+    "recipe_for",
     "recipe_from_dict",
     "recipe_names",
 ]
@@ -52,8 +54,10 @@ class DataOptions:
     standardise: bool = True  #: whether to give each channel mean 0 and deviation 1; otherwise pixels are in [0, 1]
     image_size: int = 0  #: side of the images for data sets of differing sizes; 0 takes the data set's default
     train_size: int = 0  #: use this many training examples; 0 means all
-    validation_size: int = 0  #: hold this many out; 0 takes the data set's default
+    validation_size: int = -1  #: hold this many out; 0 means none, -1 takes the data set's default
     label_column: str = ""  #: of .csv and .parquet tables; "label" by default
+    id_column: str = ""  #: of these tables: names the rows, and is no feature
+    test: str = ""  #: path of a second folder or file with the test part; for data of your own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,6 +190,42 @@ def find_recipe(data: str, variant: str | None = None) -> str:
     return f"{data}.{variant}"
 
 
+def is_known(data: str) -> bool:
+    """Say whether a recipe that comes with the package is for this data set, rather than for data of one's own.
+
+    >>> is_known("mnist-1k"), is_known("mnist-1k.npz")
+    (True, False)
+    """
+    names = [name for name in recipe_names() if not name.startswith("own-")]
+    return data in names or any(name.split(".", 1)[0] == data for name in names)
+
+
+def recipe_for(data: str, variant: str | None = None) -> tuple[str, Recipe]:
+    """Return the full name of the recipe for a data set, or for a folder or file of one's own, and the recipe.
+
+    >>> name, recipe = recipe_for("mnist-1k")
+    >>> name, recipe.data.name
+    ('mnist-1k.released', 'mnist-1k')
+    >>> recipe_for("no-such-file.csv")
+    Traceback (most recent call last):
+    dropmax.errors.InvalidValue: no-such-file.csv does not exist: give the path of a folder of images, .npz, ...
+    """
+    path = Path(data).expanduser()
+    is_own = not is_known(data) and (path.exists() or path.suffix.lower() in _TABLES or len(path.parts) > 1)
+    if not is_own:
+        full_name = find_recipe(data, variant)
+        return full_name, load_recipe(full_name)
+    if not path.exists():
+        raise InvalidValue(f"{data} does not exist: give the path of a folder of images, .npz, .csv or .parquet")
+    if not path.is_dir() and path.suffix.lower() not in _TABLES:
+        raise InvalidValue(f"{data} is of a kind that cannot be read: give a folder of images, .npz, .csv or .parquet")
+    full_name = find_recipe("own-images" if path.is_dir() else "own-features", variant)
+    return full_name, load_recipe(full_name).override({"data.name": data})
+
+
+_TABLES = (".npz", ".csv", ".parquet")
+
+
 def load_recipe(name: str | Path, variant: str | None = None) -> Recipe:
     """Load a recipe that comes with the package by the name of its data set, or a TOML file by its path.
 
@@ -262,11 +302,14 @@ def recipe_from_dict(tables: Mapping[str, Any], source: str) -> Recipe:
     for name, options in tables.get("heads", {}).items():
         if not isinstance(options, Mapping):
             raise InvalidType(f"{source}: [heads.{name}] must be a table, got {options!r}")
+    data = dict(tables["data"])
+    if data.keys() >= _FORMER_KEYS and "id_column" not in data and data["validation_size"] == 0:
+        data["validation_size"] = -1  # a stored recipe of a version in which 0 stood for the data set's default
     heads = {name: dict(options) for name, options in tables.get("heads", {}).items()}
     head = dict(tables["head"])
     head = {"name": head["name"], **heads.get(head["name"], {}), **head}
     recipe = Recipe(
-        data=_fill(DataOptions, tables["data"], "data", source),
+        data=_fill(DataOptions, data, "data", source),
         network=dict(tables["network"]),
         head=head,
         training=_fill(TrainingOptions, tables.get("training", {}), "training", source),
@@ -279,6 +322,9 @@ def recipe_from_dict(tables: Mapping[str, Any], source: str) -> Recipe:
             _refuse_strange(value, f"{source}: {table}.{key}")
     _check(recipe, source)
     return recipe
+
+
+_FORMER_KEYS = {"name", "augment", "image_size", "train_size", "validation_size", "label_column"}
 
 
 def _refuse_strange(value: Any, where: str) -> None:
@@ -335,7 +381,7 @@ def _check(recipe: Recipe, source: str) -> None:
         ("training.seed", training.seed, 0),
         ("data.image_size", data.image_size, 0),
         ("data.train_size", data.train_size, 0),
-        ("data.validation_size", data.validation_size, 0),
+        ("data.validation_size", data.validation_size, -1),
     ]:
         if number < least:
             raise InvalidValue(f"{source}: {name} must be at least {least}, got {number}")

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,7 +27,8 @@ from dropmax.workbench.training.distributed import process_group
 from dropmax.workbench.training.optimizer import flush_subnormals
 from dropmax.workbench.training.progress import Progress
 from dropmax.workbench.training.rundir import RunDirectory
-from dropmax.workbench.training.session import Session, load_data
+from dropmax.workbench.training.session import Session
+from dropmax.workbench.training.source import balanced, load_data, remember_data, tell_about
 from dropmax.workbench.training.trained import save_model
 
 __all__ = ["Interrupted", "fit", "resume", "train"]
@@ -71,11 +73,16 @@ def train(
     """
     logs = [*callbacks, *make_callbacks(["tensorboard"] * tensorboard)]  # what is missing is said before the work
     with process_group() as ranks:
+        data = load_data(recipe, data_dir)
+        if ranks.is_first and not quiet:
+            tell_about(data, lambda line: print(line, file=sys.stderr, flush=True))
+        recipe = balanced(recipe, data)
         # The session comes first: a mistake in the recipe leaves no directory behind.
-        session = Session(recipe, load_data(recipe, data_dir), device=device, ranks=ranks)
+        session = Session(recipe, data, device=device, ranks=ranks)
         run = RunDirectory(out)
         if ranks.is_first:
             run = RunDirectory.create(out, recipe, provenance(seeds=[recipe.training.seed]), force=force)
+            remember_data(run.path, recipe, data_dir, data)
             run.save_checkpoint(session.state())
         ranks.wait()
         fit(session, run, logs, quiet=quiet)
@@ -111,7 +118,7 @@ def resume(
             return run
         checkpoint = run.load_checkpoint()
         _check_epochs(run, checkpoint, epochs)
-        session = Session(recipe, load_data(recipe, data_dir), device=device, ranks=ranks)
+        session = Session(recipe, load_data(recipe, data_dir, run=run.path), device=device, ranks=ranks)
         if checkpoint is not None:
             session.load(checkpoint, f"the newest checkpoint in {run.path}")
         if ranks.is_first and epochs is not None:

@@ -3,6 +3,7 @@
 ========================  ==========================================================================================
 ``recipe.toml``           the full resolved recipe; `dropmax train --recipe recipe.toml` repeats the run
 ``environment.json``      command, commit, versions and machine
+``data.json``             where the data is, and which rows were held out
 ``metrics.jsonl``         one line per epoch: loss terms, validation metrics
 ``checkpoint-EPOCH.pt``   the last two states training can go on from
 ``model.safetensors``     the trained model, there once training has ended
@@ -35,6 +36,7 @@ _CHECKPOINT = re.compile(r"checkpoint-(\d{6})\.pt")
 _OURS = (
     "recipe.toml",
     "environment.json",
+    "data.json",
     "metrics.jsonl",
     "model.safetensors",
     "diagnosis.json",

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import operator
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,36 +15,13 @@ from torch import Tensor, nn
 from dropmax.classifier import Classifier
 from dropmax.errors import InvalidValue, RunError
 from dropmax.heads import Loss
-from dropmax.workbench.data import Batches, Dataset, load
+from dropmax.workbench.data import Batches, Dataset
 from dropmax.workbench.recipes import Recipe
 from dropmax.workbench.training.distributed import Ranks
 from dropmax.workbench.training.optimizer import make_optimizer
 from dropmax.workbench.training.trained import build
 
-__all__ = ["Session", "load_data"]
-
-
-def load_data(recipe: Recipe, data_dir: Path | str | None = None) -> Dataset:
-    """Load the data a recipe names, split by its seed.
-
-    >>> from dropmax.workbench.recipes import load_recipe
-    >>> len(load_data(load_recipe("mnist-1k")).train)
-    1000
-    """
-    options = recipe.data
-    data = load(
-        options.name,
-        data_dir=data_dir,
-        seed=recipe.training.seed,
-        train_size=options.train_size or None,
-        validation_size=options.validation_size or None,
-        image_size=options.image_size or None,
-        label_column=options.label_column or None,
-    )
-    if options.standardise:
-        return data
-    channels = len(data.mean)
-    return dataclasses.replace(data, mean=(0.0,) * channels, std=(1.0,) * channels)
+__all__ = ["Session"]
 
 
 class Session:
@@ -57,7 +32,7 @@ class Session:
 
     Args:
         recipe: what to train.
-        data: what :func:`load_data` returns for it.
+        data: what :func:`~dropmax.workbench.training.load_data` returns for it.
         device: ``"cpu"``, ``"cuda"``, ...; a GPU where there is one by default.
         ranks: the processes that train together.
 
@@ -69,6 +44,7 @@ class Session:
         log: the rows of the epochs done, one line of JSON per epoch.
 
     >>> from dropmax.workbench.recipes import load_recipe
+    >>> from dropmax.workbench.training import load_data
     >>> recipe = load_recipe("mnist-1k")
     >>> session = Session(recipe, load_data(recipe), device="cpu")
     >>> session.epoch, len(session.batches)

@@ -17,7 +17,9 @@ from torch import Tensor
 from dropmax.classifier import Classifier
 from dropmax.errors import DropMaxError, InvalidValue, RunError
 from dropmax.heads import make_head
-from dropmax.workbench.data import Batches, Dataset, Split, normalise
+from dropmax.workbench.data import Batches, Dataset, Split, normalise, statistics
+from dropmax.workbench.data.handwriting import is_like_mnist
+from dropmax.workbench.data.unlabelled import Expected
 from dropmax.workbench.evaluation import Outputs, answer
 from dropmax.workbench.files import parse_json, write_atomically
 from dropmax.workbench.networks import check_import, feature_size, make_network
@@ -55,11 +57,27 @@ class TrainedModel:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     stored_size: int  #: side images are scaled to before their centre is cropped; 0 for features
+    columns: tuple[str, ...] = ()  #: names of the features, where it was trained on a table with a header
+    brightness: tuple[float, float] | None = None  #: mean and deviation of the training images' pixels, in [0, 1]
 
     @property
     def is_images(self) -> bool:
         """Whether it takes images rather than feature vectors."""
         return len(self.input_shape) == 3
+
+    @property
+    def expected(self) -> Expected:
+        """What new rows must look like: shape, columns, classes, and whether to prepare images as MNIST's digits."""
+        mean = None if self.brightness is None else self.brightness[0]
+        return Expected(
+            self.input_shape,
+            self.stored_size,
+            self.columns,
+            self.classes,
+            self.recipe.data.label_column or "label",
+            self.recipe.data.id_column,
+            is_like_mnist(self.recipe.data.name, self.input_shape, self.classes, mean),
+        )
 
     def batches(self, split: Split, batch_size: int = 500) -> Iterator[tuple[Tensor, Tensor]]:
         """Return the batches of a split, in order and as the network wants them."""
@@ -91,7 +109,11 @@ def save_model(path: Path, model: Classifier, recipe: Recipe, data: Dataset) -> 
         "stored_size": data.train.inputs.shape[-1] if data.is_images else 0,
         "mean": list(data.mean),
         "std": list(data.std),
+        "columns": list(data.columns),
     }
+    if data.is_images:
+        mean, std = statistics(data.train.inputs)
+        about["brightness"] = [sum(mean) / len(mean), sum(std) / len(std)]
     state = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
     write_atomically(path, safetensors.torch.save(state, metadata={"dropmax": json.dumps(about)}))
 
@@ -140,8 +162,9 @@ def load_model(path: Path | str, *, device: torch.device | str = "cpu", trust_ne
     ) as error:  # fmt: skip
         raise RunError(f"{file} is damaged or not a model of dropmax: {_first_line(error)}") from error
     trained = TrainedModel(
-        model.eval(), recipe, classes, input_shape, tuple(about["mean"]), tuple(about["std"]), about["stored_size"]
-    )
+        model.eval(), recipe, classes, input_shape, tuple(about["mean"]), tuple(about["std"]), about["stored_size"],
+        tuple(about.get("columns", ())), tuple(about["brightness"]) if "brightness" in about else None,
+    )  # fmt: skip
     try:
         trained.model.to(device)
     except (RuntimeError, AssertionError) as error:  # what torch raises for a name it does not know, or no such device
@@ -188,6 +211,11 @@ def _read_about(about: Any) -> dict[str, Any]:
         raise ValueError(f"its input_shape is {shape!r:.60}")
     if type(size) is not int or not (len(shape) != 3 or max(shape[1:]) <= size <= _MOST_STORED):
         raise ValueError(f"its stored_size is {size!r:.60}")
+    columns, brightness = about.get("columns", []), about.get("brightness", [0.0, 1.0])
+    if not is_list(columns, str) or len(columns) not in (0, shape[0]) or (columns and len(shape) != 1):
+        raise ValueError("its columns are not one name per feature")
+    if not is_list(brightness, int, float) or len(brightness) != 2 or not all(0 <= x <= 1 for x in brightness):
+        raise ValueError("its brightness is not a mean and a deviation between 0 and 1")
     for name in ("mean", "std"):
         values = about[name]
         if not is_list(values, int, float) or not all(math.isfinite(value) for value in values):

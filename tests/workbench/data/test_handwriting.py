@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dropmax.errors import DataError
-from dropmax.lab.explorer.handwriting import as_mnist
 from dropmax.workbench.data import load
+from dropmax.workbench.data.handwriting import as_mnist
 
 
 def by_loops(ink: np.ndarray) -> list[list[int]]:

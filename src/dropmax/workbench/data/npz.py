@@ -1,0 +1,156 @@
+"""Arrays from one .npz archive."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dropmax.errors import DataError
+from dropmax.workbench.data.dataset import spell
+from dropmax.workbench.data.labels import as_labels, encode
+from dropmax.workbench.data.limits import refuse_bomb
+from dropmax.workbench.data.parts import Part, Parts
+
+__all__ = ["read_npz", "read_npz_rows"]
+
+_DEFLATE_LIMIT = 1032  # no deflate stream expands by more, so a header promising more is lying
+
+
+def read_npz(path: Path) -> Parts:
+    """Read arrays ``x_train, y_train`` with optional ``x_val, y_val`` and ``x_test, y_test``, or just ``x, y``.
+
+    Capital letters are as good as small ones. Inputs are uint8 images (N, H, W), (N, H, W, C) or (N, C, H, W) with
+    one or three channels, or numbers (N, D). Labels are whole numbers or strings. An optional array ``classes`` of
+    strings names the whole-number labels 0, 1, ...
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "mine.npz")
+    >>> np.savez(path, x=np.zeros((4, 3)), y=["cat", "dog", "cat", "dog"])
+    >>> parts = read_npz(path)
+    >>> parts.classes, parts.train.labels, parts.train.inputs.dtype
+    (('cat', 'dog'), array([0, 1, 0, 1]), dtype('float32'))
+    """
+    arrays = _open_npz(path)
+    names = ["x_train", "x_val", "x_test"] if "x_train" in arrays else ["x"]
+    known = {"classes", *names, *(name.replace("x", "y", 1) for name in names)}
+    if "x_train" not in arrays and "x" not in arrays:
+        raise DataError(
+            f"{path} has the arrays {spell(sorted(arrays))}, but x and y, or x_train and y_train, are needed"
+        )
+    stray = sorted(arrays.keys() - known)
+    if stray:
+        raise DataError(f"{path} has the array {stray[0]!r}, which is not one of {', '.join(sorted(known))}")
+    inputs, labels = {}, {}
+    for name in names:
+        label_name = name.replace("x", "y", 1)
+        if (name in arrays) != (label_name in arrays):
+            present, absent = (name, label_name) if name in arrays else (label_name, name)
+            raise DataError(f"{path} has the array {present!r} but not {absent!r}")
+        if name in arrays:
+            inputs[name] = _inputs(path, name, arrays[name])
+            labels[name] = as_labels(path, label_name, arrays[label_name])
+            if len(inputs[name]) != len(labels[name]):
+                raise DataError(
+                    f"{path}: {name} has {len(inputs[name]):,} rows, but {label_name} has {len(labels[name]):,}"
+                )
+    shapes = {name: values.shape[1:] for name, values in inputs.items()}
+    if len(set(shapes.values())) > 1:
+        raise DataError(f"{path}: the rows of its parts differ in shape: {shapes}")
+    classes, encoded = encode(path, labels, arrays.get("classes"))
+    parts = {name: Part(inputs[name], encoded[name]) for name in inputs}
+    return Parts(
+        train=parts[names[0]], validation=parts.get("x_val"), test=parts.get("x_test"), classes=classes
+    )  # fmt: skip
+
+
+def read_npz_rows(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None, tuple[str, ...]]:
+    """Return the inputs (``x``, or else ``x_test``), their labels where there are any, and the names of the classes.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "new.npz")
+    >>> np.savez(path, x=np.zeros((2, 3)))
+    >>> values, labels, classes = read_npz_rows(path)
+    >>> values.shape, labels, classes
+    ((2, 3), None, ())
+    """
+    arrays = _open_npz(path)
+    name = "x" if "x" in arrays else "x_test"
+    if name not in arrays:
+        raise DataError(f"{path} has the arrays {spell(sorted(arrays))}, but x (or x_test) is needed")
+    values = _inputs(path, name, arrays[name])
+    given = arrays.get(name.replace("x", "y", 1))
+    if given is None:
+        return values, None, ()
+    labels = as_labels(path, name.replace("x", "y", 1), given)
+    if len(labels) != len(values):
+        raise DataError(f"{path}: {name} has {len(values):,} rows, but its labels {len(labels):,}")
+    if "classes" in arrays:
+        classes, encoded = encode(path, {name: labels}, arrays["classes"])
+        return values, np.array(classes)[encoded[name]], classes
+    return values, labels, ()
+
+
+def _open_npz(path: Path) -> dict[str, NDArray[Any]]:
+    """Load every array by its lower-case name, once its header is known not to promise more than the file holds."""
+    arrays: dict[str, NDArray[Any]] = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            refuse_bomb(path, sum(info.file_size for info in archive.infolist()))
+            for info in archive.infolist():
+                if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # the others know no bounds
+                    raise DataError(f"{path}: {info.filename} is packed in a way that np.savez never uses")
+                if info.file_size > _DEFLATE_LIMIT * min(info.compress_size, path.stat().st_size) + 1024:
+                    raise DataError(f"{path}: {info.filename} claims to be larger than the file can hold")
+                with archive.open(info) as stream:
+                    version = np.lib.format.read_magic(stream)
+                    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else None
+                    read = np.lib.format.read_array_header_2_0 if version == (2, 0) else read
+                    if read is None:
+                        raise DataError(f"{path}: {info.filename} is of an unknown .npy version {version}")
+                    shape, _, dtype = read(stream)
+                    if dtype.itemsize == 0:
+                        raise DataError(f"{path}: {info.filename} holds values of no size")
+                    if dtype.hasobject:
+                        raise DataError(f"{path}: {info.filename} holds Python objects; store numbers or strings")
+                    if int(np.prod(shape, dtype=object)) * dtype.itemsize + stream.tell() != info.file_size:
+                        raise DataError(f"{path}: the header of {info.filename} does not fit its size")
+                with archive.open(info) as stream:
+                    name = info.filename.removesuffix(".npy").lower()
+                    arrays[name] = np.lib.format.read_array(stream, allow_pickle=False)
+    except DataError:
+        raise
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+    except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds on damaged archives
+        raise DataError(f"{path} is not a sound .npz file: {error}") from error
+    return arrays
+
+
+def _inputs(path: Path, name: str, values: NDArray[Any]) -> NDArray[Any]:
+    if values.size == 0:
+        raise DataError(f"{path}: {name} is empty")
+    if values.ndim == 2:
+        if values.dtype.kind not in "biuf":
+            raise DataError(f"{path}: {name} must hold numbers, not {values.dtype}")
+        with np.errstate(over="ignore"):
+            features = values.astype(np.float32)
+        if not np.isfinite(features).all():
+            row, column = np.argwhere(~np.isfinite(features))[0]
+            raise DataError(f"{path}: {name} row {row}, column {column} is {values[row, column]}, which is not finite")
+        return features
+    if values.dtype != np.uint8 or values.ndim not in (3, 4):
+        raise DataError(
+            f"{path}: {name} is {values.dtype} of shape {values.shape}; store features as numbers (N, D), "
+            "images as uint8 (N, H, W), (N, H, W, C) or (N, C, H, W)"
+        )
+    if values.ndim == 3:
+        return np.ascontiguousarray(values[:, None])
+    if values.shape[1] in (1, 3):
+        return np.ascontiguousarray(values)
+    if values.shape[3] in (1, 3):
+        return np.ascontiguousarray(values.transpose(0, 3, 1, 2))
+    raise DataError(f"{path}: {name} of shape {values.shape} has neither one nor three channels")

@@ -1,0 +1,59 @@
+"""What ``--help`` says, how quickly, and the commands that are printed to be pasted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import dropmax as package
+from dropmax.cli.options import HEAD_NAMES, command
+from tests.cli.conftest import Run
+
+COMMANDS = ("demo", "train", "evaluate", "predict", "diagnose", "export", "figures", "report", "explore", "reproduce")
+
+
+def test_the_heads_are_listed(dropmax: Run) -> None:
+    assert tuple(package.HEADS) == HEAD_NAMES
+    said = " ".join(dropmax("train", "--help").stdout.split())
+    assert all(name in said for name in HEAD_NAMES)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_flags_have_no_type_and_lines_fit_80_columns(name: str, dropmax: Run) -> None:
+    said = dropmax(name, "--help").stdout
+    assert "<bool>" not in said
+    assert max(map(len, said.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in COMMANDS)])
+def test_help_imports_neither_torch_nor_numpy(arguments: list[str]) -> None:
+    code = "\n".join(
+        [
+            "import sys",
+            f"sys.argv = ['dropmax', *{arguments!r}]",
+            "from dropmax.cli import main",
+            "try: main()",
+            "except SystemExit: pass",
+            "slow = {'torch', 'numpy', 'matplotlib', 'PIL'} & set(sys.modules)",
+            "assert not slow, slow",
+        ]
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("called", "expected"),
+    [
+        (".venv/bin/dropmax", ".venv/bin/dropmax evaluate 'my run'"),
+        ("/somewhere/dropmax/__main__.py", "-m dropmax evaluate 'my run'"),
+        ("pytest", "dropmax evaluate 'my run'"),
+    ],
+)
+def test_commands_are_printed_as_the_tool_was_called(
+    called: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [called, "train"])
+    assert command("evaluate", "my run").endswith(expected)
