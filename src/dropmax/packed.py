@@ -245,7 +245,7 @@ def _split(head: Head, packed: Tensor) -> dict[str, Tensor]:
 def _packable(head: Head) -> Head:
     """Refuse a head whose loss is not what ``_terms_of_logits`` says, because a class below it says ``_terms``."""
     definition = next(cls for cls in type(head).__mro__ if vars(cls).keys() & {"_terms", "_terms_of_logits"})
-    if "_terms_of_logits" not in vars(definition):
+    if "_terms_of_logits" not in vars(definition) or not getattr(head, "packable", True):
         raise InvalidType(f"the loss of {head.name!r} cannot be computed from logits alone, so it cannot be packed")
     if getattr(head, "chunk_classes", None):
         raise InvalidValue(

@@ -15,6 +15,7 @@ from dropmax.heads.random_dropmax import RandomDropMax
 from dropmax.heads.sampled_softmax import SampledSoftmax
 from dropmax.heads.softmax import Softmax
 from dropmax.heads.sparsemax import Sparsemax
+from dropmax.heads.theta_prior import DropMaxThetaPrior
 
 __all__ = [
     "ABLATIONS",
@@ -26,6 +27,7 @@ __all__ = [
     "DropMax",
     "DropMaxQP",
     "DropMaxSoftmaxRetain",
+    "DropMaxThetaPrior",
     "DropMaxUnmasked",
     "Head",
     "Loss",
@@ -52,7 +54,9 @@ HEADS: dict[str, type[Head]] = {
 }
 
 #: Heads for ablations, by name: :func:`make_head` makes them too, but they are no rows of the table.
-ABLATIONS: dict[str, type[Head]] = {head.name: head for head in (DropMaxUnmasked, DropMaxSoftmaxRetain)}
+ABLATIONS: dict[str, type[Head]] = {
+    head.name: head for head in (DropMaxUnmasked, DropMaxSoftmaxRetain, DropMaxThetaPrior)
+}
 
 
 def make_head(name: str, in_features: int, num_classes: int, **options: Any) -> Head:
