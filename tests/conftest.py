@@ -44,6 +44,22 @@ HEAVY = (
     ),
     *(f"tests/lab/experiments/test_cluster.py::test_{name}" for name in ("no_cluster", "a_node")),
 )
+#: Tests of many seconds beside faster ones of the same thing: several processes, kills, whole trainings.
+SLOW = (
+    "tests/slow/",
+    *(
+        f"tests/workbench/training/test_loop.py::test_{name}"
+        for name in (
+            "two_processes",
+            "after_kill_9",
+            "ctrl_c_ends_with_a_checkpoint_and_says_how_to_go_on[15]",
+            "compiled",
+        )
+    ),
+    "tests/lab/experiments/test_reproduce.py::test_stopped_and_killed",
+    "tests/lab/experiments/test_reproduce.py::test_a_worker_that_is_killed",
+    "tests/lab/experiments/test_reproduce.py::test_a_study_with_a_diverging",
+)
 HEAVY_EXAMPLES = ("skorch_net", "lightning_module", "huggingface_trainer", "huggingface_tokens")
 
 
@@ -54,7 +70,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         name = item.nodeid
         if name.startswith(NUMERICAL):
             item.add_marker("numerical")
-        if name.startswith("tests/slow"):
+        if name.startswith(SLOW):
             item.add_marker("slow")
         if name.startswith(HEAVY) or (name.startswith("tests/examples") and any(one in name for one in HEAVY_EXAMPLES)):
             item.add_marker("heavy")
