@@ -57,6 +57,15 @@ def test_the_papers_search_is_weight_decay_on_mnist_and_the_options_of_three_hea
         assert len(group.points) == (math.prod(map(len, expected.values())) if expected else 0)
 
 
+@pytest.mark.parametrize("data", OTHERS)
+def test_the_papers_runs_use_all_training_images_and_tuning_holds_some_out(data: str) -> None:
+    (group,) = plan_table([data], recipe="paper", heads=["dropmax-qp"]).groups
+    assert {job.recipe.data.validation_size for job in group.run_jobs(group.points[0], 5)} == {0}
+    assert {job.recipe.data.validation_size for job in group.tune_jobs()} == {-1}  # the data set's default
+    (mine,) = plan_table([data], recipe="paper", heads=["dropmax-qp"], overrides={"data.validation_size": 500}).groups
+    assert {job.recipe.data.validation_size for job in mine.tune_jobs() + mine.run_jobs({}, 1)} == {500}
+
+
 def test_an_unknown_search_is_refused() -> None:
     with pytest.raises(InvalidValue, match="unknown search 'papr': did you mean 'paper'"):
         plan_table(["mnist-1k"], tune="papr")

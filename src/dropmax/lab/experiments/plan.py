@@ -109,15 +109,18 @@ class Group:
         return f"{self.data}.{self.recipe_name}.{self.variant}"
 
     def tune_jobs(self) -> list[Job]:
-        """Return one job per grid point."""
-        return [self._job("tune", point, TUNING_SEED) for point in self.points]
+        """Return one job per grid point; a recipe that holds nothing out holds out the usual part while tuning."""
+        held = {"data.validation_size": -1} if self.recipe.data.validation_size == 0 else {}
+        return [self._job("tune", point, TUNING_SEED, held) for point in self.points]
 
     def run_jobs(self, point: Mapping[str, Any], runs: int) -> list[Job]:
         """Return the runs of the table at one grid point."""
         return [self._job("runs", point, seed) for seed in range(runs)]
 
-    def _job(self, kind: Literal["tune", "runs"], point: Mapping[str, Any], seed: int) -> Job:
-        recipe = self.recipe.override({**point, "training.seed": seed})
+    def _job(
+        self, kind: Literal["tune", "runs"], point: Mapping[str, Any], seed: int, also: Mapping[str, Any] | None = None
+    ) -> Job:
+        recipe = self.recipe.override({**point, **(also or {}), "training.seed": seed})
         return Job(kind, self.data, self.recipe_name, self.variant, recipe, dict(point))
 
 
@@ -139,8 +142,6 @@ class Plan:
     tuned_on: str = ""  #: the column whose tuning was taken over, where one was
 
     def __post_init__(self) -> None:
-        if any(group.points and group.recipe.data.validation_size == 0 for group in self.groups):
-            raise InvalidValue("tuning needs a validation part, and data.validation_size is 0: add --no-tune")
         ids = [job.id for group in self.groups for job in group.tune_jobs() + group.run_jobs({}, self.runs)]
         twice = next((name for name, later in itertools.pairwise(sorted(ids)) if name == later), None)
         if twice is not None:
