@@ -37,7 +37,12 @@ RIVALS = 5
 
 def predict(
     run: Annotated[Path, typer.Argument(help="A run directory, or a model.safetensors.")],
-    files: Annotated[list[Path], typer.Argument(help="Images, folders of images, or tables (.npz, .csv, .parquet).")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Images, folders of images, tables (.npz, .csv, .parquet), or, for a model of texts, sentences."
+        ),
+    ],
     form: Annotated[str, typer.Option("--format", help="table, csv or json.", metavar="NAME")] = "table",
     out: Annotated[
         Path | None, typer.Option(help="Write to this new file instead of the screen.", metavar="FILE")
@@ -77,8 +82,9 @@ def predict(
 
     use_threads(threads)
     trained = load_model(run, device=device or "cpu", trust_network=trust_network)
-    chosen = find_inputs(files)
     expected = trained.expected
+    texts = [str(given) for given in files if expected.text_column and not given.exists()]
+    chosen = find_inputs([given for given in files if str(given) not in texts])
     columns = {"label_column": label_column, "id_column": id_column}
     expected = dataclasses.replace(expected, **{key: value for key, value in columns.items() if value})
     if as_is:
@@ -87,7 +93,7 @@ def predict(
     rows: list[dict[str, Any]] = []
     unlike = Unlike(trained.brightness, trained.mean, trained.std)
     with progress("predicting", len(chosen), "files") as advance:
-        for names, inputs in read_inputs(chosen, expected, tell):
+        for names, inputs in read_inputs(chosen, expected, tell, texts):
             unlike.look(inputs)
             outputs = trained.answer(inputs, mode=mode, samples=samples, generator=generator, std=mode == "exact")
             rows += _rows(names, outputs, trained.classes, top, all_probabilities)

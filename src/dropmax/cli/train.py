@@ -46,6 +46,17 @@ def train(
     ] = None,
     label_column: LabelColumn = None,
     id_column: IdColumn = None,
+    backbone: Annotated[
+        str | None,
+        typer.Option(
+            "--with",
+            help="Pretrained network for your photographs or texts: efficientnet-lite0, wordllama (see dropmax embed).",
+            metavar="NAME",
+        ),
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option(help="Column of texts; --with is wordllama by default then.", metavar="COLUMN")
+    ] = None,
     recipe: Annotated[
         str | None, typer.Option(help="paper, released, or a recipe file of yours (.toml).", metavar="NAME")
     ] = None,
@@ -97,11 +108,25 @@ def train(
     With --resume and --epochs, a run is trained further than it was planned: from there on, the learning rate follows
     the schedule of the new number of epochs (milestones are shares of it), so it may rise again.
     """
-    own = {"data.test": test, "data.label_column": label_column, "data.id_column": id_column}
+    if text is not None and backbone is None:
+        backbone = "wordllama"
+    own = {
+        "data.backbone": backbone,
+        "data.text_column": text,
+        "data.test": test,
+        "data.label_column": label_column,
+        "data.id_column": id_column,
+    }
     if resume is not None:
         begun = {"DATA": data, "--recipe": recipe, "--head": head, "--network": network, "--seed": seed}
         begun |= {"--test": test, "--label-column": label_column, "--id-column": id_column, "--set": settings}
-        begun |= {"--class-weight": class_weight, "--out": out, "--force": force or None}
+        begun |= {
+            "--with": backbone,
+            "--text": text,
+            "--class-weight": class_weight,
+            "--out": out,
+            "--force": force or None,
+        }
         clashing = [option for option, value in begun.items() if value is not None]
         if clashing:
             raise InvalidValue(f"--resume goes on with a run as it was begun; leave out {', '.join(clashing)}")
@@ -115,7 +140,8 @@ def train(
         overrides |= {name: value for name, value in values.items() if value is not None}
         if isinstance(overrides.get("network.name"), str):
             overrides["network.name"] = _located(overrides["network.name"])
-        chosen = _choose(data, recipe, overrides)
+        chosen = _choose(data, recipe, overrides, features=backbone is not None)
+        _import_backbone(backbone, trust_network)
     from dropmax.workbench import training
     from dropmax.workbench.training.callbacks import make_callbacks
     from dropmax.workbench.training.source import move_data
@@ -138,8 +164,18 @@ def train(
     _report(run.path, run.metrics(), run.recipe().network["name"], as_json)
 
 
-def _choose(data: str | None, recipe: str | None, overrides: dict[str, Any]) -> Recipe:
+def _import_backbone(name: str | None, trust_network: bool) -> None:
+    """Import the module of a backbone of one's own: the consent lasts for this command."""
+    if name is not None and trust_network and ":" in name and name.partition(":")[0] not in ("timm", "hf"):
+        from dropmax.workbench.backbones import load_backbone
+
+        load_backbone(name, trust=True)
+
+
+def _choose(data: str | None, recipe: str | None, overrides: dict[str, Any], features: bool = False) -> Recipe:
     """Find the recipe and override it by what was given on the command line."""
+    if features and data is not None and recipe is None:
+        return load_recipe("own-features").override({"data.name": data, **overrides})
     if recipe is not None and recipe.endswith(".toml"):
         return load_recipe(recipe).override(overrides if data is None else {"data.name": data, **overrides})
     if data is None:

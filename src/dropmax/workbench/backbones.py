@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import importlib.util
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 
 from dropmax.errors import InvalidType, InvalidValue, MissingDependency, did_you_mean
 
-__all__ = ["BACKBONES", "Backbone", "Origin", "load_backbone"]
+__all__ = ["BACKBONES", "Backbone", "Origin", "load_backbone", "reload_backbone"]
 
 #: Backbones by name, and what each is for.
 BACKBONES = {
@@ -116,7 +117,7 @@ def load_backbone(name: str, kind: str = "images", *, trust: bool = False) -> Ba
             (B, 3, 224, 224) or a list of sentences and returns features (B, D).
         kind: ``"images"`` or ``"text"``: what it will be given.
         trust: importing ``package.module`` runs its code, so a function of yours needs this consent
-            (``--trust-network`` on the command line).
+            (``--trust-network`` on the command line), unless your program has imported it already.
 
     >>> load_backbone("efficientnet-light0")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -144,6 +145,19 @@ def load_backbone(name: str, kind: str = "images", *, trust: bool = False) -> Ba
             f"the backbone {name!r} takes {wanted[backbone.origin.kind]}, but it was given {wanted[kind]}"
         )
     return backbone
+
+
+def reload_backbone(origin: str) -> Backbone:
+    """Load the backbone that a model was trained with; refuse one with other weights or preprocessing.
+
+    Args:
+        origin: what :meth:`Origin.to_json` returned.
+    """
+    wanted = Origin.from_json(origin)
+    found = load_backbone(wanted.name, wanted.kind)
+    if (found.origin.digest, found.origin.preprocessing) != (wanted.digest, wanted.preprocessing):
+        raise InvalidValue(f"the model was trained with {wanted.short}, but here is {found.origin.short}")
+    return found
 
 
 # --- the ones that pip installs --------------------------------------------------------------------------------------
@@ -300,7 +314,7 @@ def _transformers_images(name: str) -> Backbone:
 
 def _function(name: str, kind: str, trust: bool) -> Backbone:
     module_name, _, function_name = name.partition(":")
-    if not trust:
+    if not trust and sys.modules.get(module_name) is None:
         raise InvalidValue(
             f"--with {name} imports {module_name}, which runs its code: if you trust it, add --trust-network"
         )

@@ -14,17 +14,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock
 from numpy.typing import NDArray
 
 from dropmax.errors import DataError, InvalidValue
 from dropmax.workbench.backbones import Backbone
+from dropmax.workbench.data.catalogue import cache_directory
 from dropmax.workbench.data.folders import Listing, list_folder
 from dropmax.workbench.data.images import centre_crop, content_key, decode
 from dropmax.workbench.data.texts import TextTable, read_texts
-from dropmax.workbench.files import check_place
+from dropmax.workbench.files import check_place, write_atomically
 from dropmax.workbench.progress import progress
 
-__all__ = ["Embedded", "Source", "embed", "find_source", "image_source", "text_source"]
+__all__ = ["Embedded", "Source", "cached_features", "embed", "find_source", "image_for", "image_source", "text_source"]
 
 _BATCH = 32  # images per step; texts go in batches of 32 times as many
 _TEXTS = 1024
@@ -130,6 +132,27 @@ def embed(source: Source, backbone: Backbone, out: Path) -> Embedded:
     return Embedded(out, len(kept), {**dict.fromkeys(source.left_out, "no text"), **store.failed})
 
 
+def cached_features(source: Source, backbone: Backbone) -> tuple[Path, dict[str, str]]:
+    """Return the file with the features of a source, from the cache where they are there; and what was left out."""
+    key = hashlib.sha256((source.key + backbone.origin.to_json()).encode()).hexdigest()[:40]
+    folder = cache_directory() / "features"
+    file, note = folder / f"{key}.npz", folder / f"{key}.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / f"{key}.lock"):
+            if not (file.is_file() and note.is_file()):
+                file.unlink(missing_ok=True)
+                done = embed(source, backbone, file)
+                write_atomically(note, json.dumps(done.unreadable))
+            found: dict[str, str] = json.loads(note.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(
+            f"the cache {folder} cannot be used ({error.strerror or error}): "
+            "name a directory you can write to in DROPMAX_CACHE"
+        ) from error
+    return file, found
+
+
 def _batches(source: Source, backbone: Backbone, start: int) -> Iterator[tuple[range, Any, dict[str, str]]]:
     """Yield rows, what the backbone takes for them, and what could not be read; images are decoded one batch ahead."""
     total = len(source.items)
@@ -142,7 +165,7 @@ def _batches(source: Source, backbone: Backbone, start: int) -> Iterator[tuple[r
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
 
         def submit(first: int) -> list[Future[NDArray[np.uint8]]]:
-            return [pool.submit(_image, path, backbone) for path in source.items[first : first + _BATCH]]
+            return [pool.submit(image_for, path, backbone) for path in source.items[first : first + _BATCH]]
 
         waiting = submit(start)
         for first in range(start, total, _BATCH):
@@ -159,7 +182,8 @@ def _batches(source: Source, backbone: Backbone, start: int) -> Iterator[tuple[r
             yield rows, torch.from_numpy(np.stack(images)) if images else None, failed
 
 
-def _image(path: Path, backbone: Backbone) -> NDArray[np.uint8]:
+def image_for(path: Path, backbone: Backbone) -> NDArray[np.uint8]:
+    """Decode one image as a backbone takes it: short side scaled, then the centre square."""
     image: NDArray[np.uint8] = centre_crop(decode(path, backbone.stored_size), backbone.image_size, backbone.image_size)
     return image
 

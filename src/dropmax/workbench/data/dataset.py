@@ -100,6 +100,7 @@ class Dataset:
         notes: what the reader should know about how the splits came about, one sentence each.
         columns: for tables with a header, the names of the features.
         held_out: which rows were set aside for testing and validation, where the publisher has not decided.
+        origin: for features of a pretrained network, its description as JSON.
 
     >>> from dropmax.workbench.data import load
     >>> digits = load("mnist-1k")
@@ -118,6 +119,7 @@ class Dataset:
     coarse_classes: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
+    origin: str = ""
     held_out: tuple[HeldOut, ...] = ()
 
     @property

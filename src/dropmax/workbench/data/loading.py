@@ -32,6 +32,8 @@ def load(
     label_column: str | None = None,
     id_column: str | None = None,
     test: str | os.PathLike[str] | None = None,
+    backbone: str | None = None,
+    text_column: str | None = None,
 ) -> Dataset:
     """Load a data set by one of the :data:`NAMES`, or from the path of an image folder or .npz, .csv, .parquet file.
 
@@ -47,6 +49,9 @@ def load(
         id_column: for these tables, a column that names the rows and is no feature.
         test: the path of a second folder or file with the test part, for data of your own that has none. Its columns
             are matched by name, its labels must be among the training classes.
+        backbone: for a folder of images or a table of texts of your own, the pretrained network to turn them into
+            features with (:func:`dropmax.workbench.backbones.load_backbone`). The features are kept in the cache.
+        text_column: with ``backbone``, the column of texts of a .csv, .tsv, .parquet or .jsonl table.
 
     >>> digits = load("mnist-1k", seed=1)
     >>> digits.train.inputs.shape, digits.train.labels.bincount().tolist()
@@ -57,7 +62,7 @@ def load(
     """
     name = os.fspath(name_or_path)
     path = Path(name).expanduser()
-    is_table = name not in NAMES and path.suffix.lower() in (".csv", ".parquet")
+    is_table = name not in NAMES and path.suffix.lower() in (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
     is_folder = name in ("cub", "awa", "awa2") or (name not in NAMES and os.path.isdir(path))
     for option, value in (("label_column", label_column), ("id_column", id_column)):
         if value is not None and not is_table:
@@ -66,7 +71,13 @@ def load(
         raise InvalidValue(f"{name} has a test part of its own: leave out the separate test data {os.fspath(test)}")
     if image_size is not None and not is_folder:
         raise InvalidValue(f"image_size is for image folders; the size of {name} is what it is")
-    if name in NAMES:
+    if text_column is not None and backbone is None:
+        raise InvalidValue("text_column needs a backbone that turns texts into features, such as wordllama")
+    if backbone is not None:
+        if test is not None or image_size is not None or name in NAMES:
+            raise InvalidValue("backbone is for a folder or table of your own, without test or image_size")
+        parts = _embedded(path, backbone, text_column, label_column or "label", id_column)
+    elif name in NAMES:
         if name in ("mnist-1k", "cifar-100-5k") and train_size is None:
             train_size = NAMES[name].sizes[0]
         parts = _read_named(name, data_directory(data_dir), image_size)
@@ -111,6 +122,20 @@ def _read_named(name: str, data_dir: Path, image_size: int | None) -> Parts:
 
     listing = {"cub": list_cub, "awa": list_awa, "awa2": list_awa2}[name](folder)
     return read_listing(listing, image_size)
+
+
+def _embedded(path: Path, backbone: str, text: str | None, label_column: str, id_column: str | None) -> Parts:
+    """Read the features a pretrained network has for a folder or table, computing them where the cache has none."""
+    from dropmax.workbench.backbones import load_backbone
+    from dropmax.workbench.data.npz import read_npz
+    from dropmax.workbench.embedding import cached_features, find_source
+
+    source = find_source(path, text=text, label=label_column, id_column=id_column)
+    file, left_out = cached_features(source, load_backbone(backbone, source.kind))
+    parts = read_npz(file)
+    notes = [f"{name} was left out: {reason}" for name, reason in left_out.items()]
+    shown = [*notes[:20], *([f"and {len(notes) - 20:,} more were left out"] if len(notes) > 20 else [])]
+    return dataclasses.replace(parts, notes=(*parts.notes, *shown))
 
 
 def _with_test(parts: Parts, name: str, path: Path, label_column: str, id_column: str) -> Parts:

@@ -15,7 +15,7 @@ from dropmax.workbench.data.labels import as_labels, encode
 from dropmax.workbench.data.limits import refuse_bomb
 from dropmax.workbench.data.parts import Part, Parts
 
-__all__ = ["read_npz", "read_npz_rows"]
+__all__ = ["npz_origin", "read_npz", "read_npz_rows"]
 
 _DEFLATE_LIMIT = 1032  # no deflate stream expands by more, so a header promising more is lying
 
@@ -25,7 +25,8 @@ def read_npz(path: Path) -> Parts:
 
     Capital letters are as good as small ones. Inputs are uint8 images (N, H, W), (N, H, W, C) or (N, C, H, W) with
     one or three channels, or numbers (N, D). Labels are whole numbers or strings. An optional array ``classes`` of
-    strings names the whole-number labels 0, 1, ...
+    strings names the whole-number labels 0, 1, ... Beside ``x, y`` there may be what ``dropmax embed`` writes:
+    ``split`` (train, validation or test for each row), ``names`` (of the rows), ``text``, and ``backbone``.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "mine.npz")
@@ -37,6 +38,8 @@ def read_npz(path: Path) -> Parts:
     arrays = _open_npz(path)
     names = ["x_train", "x_val", "x_test"] if "x_train" in arrays else ["x"]
     known = {"classes", *names, *(name.replace("x", "y", 1) for name in names)}
+    if names == ["x"]:
+        known |= {"split", "names", "text", "backbone"}
     if "x_train" not in arrays and "x" not in arrays:
         raise DataError(
             f"{path} has the arrays {spell(sorted(arrays))}, but x and y, or x_train and y_train, are needed"
@@ -60,11 +63,67 @@ def read_npz(path: Path) -> Parts:
     shapes = {name: values.shape[1:] for name, values in inputs.items()}
     if len(set(shapes.values())) > 1:
         raise DataError(f"{path}: the rows of its parts differ in shape: {shapes}")
+    if names == ["x"] and "split" in arrays:
+        return _by_split(path, arrays, inputs["x"], labels["x"])
     classes, encoded = encode(path, labels, arrays.get("classes"))
     parts = {name: Part(inputs[name], encoded[name]) for name in inputs}
     return Parts(
-        train=parts[names[0]], validation=parts.get("x_val"), test=parts.get("x_test"), classes=classes
+        train=parts[names[0]], validation=parts.get("x_val"), test=parts.get("x_test"), classes=classes,
+        origin=_origin(path, arrays), names=_row_names(path, arrays, None),
     )  # fmt: skip
+
+
+#: How people spell the three parts.
+_SPLITS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
+
+
+def _by_split(path: Path, arrays: dict[str, NDArray[Any]], inputs: NDArray[Any], labels: NDArray[Any]) -> Parts:
+    """Divide the rows by the array ``split``; rows of any other part are left out, which a note says."""
+    split = arrays["split"]
+    if split.shape != (len(inputs),) or split.dtype.kind != "U":
+        raise DataError(f"{path}: split must be one of train, validation and test for each of the {len(inputs):,} rows")
+    part_of = np.array([_SPLITS.get(name.lower(), "") for name in split.tolist()])
+    rows = {part: np.flatnonzero(part_of == part) for part in ("train", "validation", "test")}
+    if not len(rows["train"]):
+        raise DataError(f"{path}: no row of its array split is 'train'; it holds {spell(sorted(set(split.tolist())))}")
+    used = {part: index for part, index in rows.items() if len(index)}
+    classes, encoded = encode(path, {part: labels[index] for part, index in used.items()}, arrays.get("classes"))
+    parts = {part: Part(inputs[index], encoded[part]) for part, index in used.items()}
+    others = sorted(set(split[part_of == ""].tolist()))
+    left_out = f"{int((part_of == '').sum()):,} rows of {spell(others)} are neither trained nor tested on"
+    return Parts(
+        train=parts["train"], validation=parts.get("validation"), test=parts.get("test"), classes=classes,
+        notes=(left_out,) if others else (), origin=_origin(path, arrays),
+        names=_row_names(path, arrays, rows["train"]),
+    )  # fmt: skip
+
+
+def _origin(path: Path, arrays: dict[str, NDArray[Any]]) -> str:
+    """Return what the file says about the backbone its features came from, or nothing."""
+    if "backbone" not in arrays:
+        return ""
+    from dropmax.workbench.backbones import Origin
+
+    try:
+        return Origin.from_json(str(arrays["backbone"].item())).to_json()
+    except ValueError as error:
+        raise DataError(f"{path}: its array backbone is damaged: {error}") from error
+
+
+def _row_names(
+    path: Path, arrays: dict[str, NDArray[Any]], rows: NDArray[np.int64] | None
+) -> dict[str, tuple[str, ...]] | None:
+    names = arrays.get("names")
+    if names is None:
+        return None
+    if names.dtype.kind != "U" or names.shape != arrays["x"].shape[:1]:
+        raise DataError(f"{path}: names must be one string per row")
+    return {"train": tuple((names if rows is None else names[rows]).tolist())}
+
+
+def npz_origin(path: Path) -> str:
+    """Return the description of the backbone that an .npz names, or nothing."""
+    return _origin(path, _open_npz(path))
 
 
 def read_npz_rows(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None, tuple[str, ...]]:

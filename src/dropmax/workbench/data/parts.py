@@ -66,6 +66,7 @@ class Parts:
     notes: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()  #: names of the features, for tables with a header
     names: Mapping[str, Sequence[str]] | None = None  #: of the rows of "train": files, or identifiers
+    origin: str = ""  #: the backbone the features came from, see :class:`dropmax.workbench.backbones.Origin`
 
 
 def assemble(
@@ -122,6 +123,7 @@ def assemble(
         coarse_classes=parts.coarse_classes,
         notes=parts.notes,
         columns=parts.columns,
+        origin=parts.origin,
         held_out=tuple(held_out),
     )
 

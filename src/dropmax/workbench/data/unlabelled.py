@@ -15,7 +15,7 @@ from dropmax.errors import DataError
 from dropmax.workbench.data.dataset import spell
 from dropmax.workbench.data.images import SUFFIXES, as_input, open_image, square
 from dropmax.workbench.data.labels import encode_as
-from dropmax.workbench.data.npz import read_npz_rows
+from dropmax.workbench.data.npz import npz_origin, read_npz_rows
 from dropmax.workbench.data.parts import Part
 from dropmax.workbench.data.tables import read_rows
 
@@ -40,6 +40,8 @@ class Expected:
     label_column: str = "label"
     id_column: str = ""
     digits: bool = False  #: prepare image files as MNIST's digits were, see :mod:`dropmax.workbench.data.handwriting`
+    origin: str = ""  #: the backbone that images or texts go through first, see ``backbones.Origin``
+    text_column: str = ""  #: of tables of texts
 
 
 def find_inputs(paths: Sequence[Path]) -> list[Path]:
@@ -67,8 +69,12 @@ def read_inputs(
     files: Sequence[Path],
     expected: Expected,
     tell: Callable[[str], None] = lambda note: None,
+    texts: Sequence[str] = (),
 ) -> Iterator[tuple[list[str], torch.Tensor]]:
     """Yield names and raw inputs (uint8 images or float32 features), tables first.
+
+    For a model behind a pretrained network (``expected.origin``), images, tables of texts and the sentences ``texts``
+    go through that network first.
 
     An image is scaled and cropped at its centre, as in training; for a model of grey images it is turned grey, for one
     of MNIST's digits (``expected.digits``) prepared as those were. The rows of a table are named by their
@@ -77,6 +83,9 @@ def read_inputs(
     >>> list(read_inputs([], Expected((1, 28, 28), 28)))
     []
     """
+    if expected.origin:
+        yield from _embedded([file for file in files if file.suffix.lower() != ".npz"], texts, expected, tell)
+        files = [file for file in files if file.suffix.lower() == ".npz"]
     images: list[Path] = []
     for file in files:
         if file.suffix.lower() in TABLES:
@@ -94,6 +103,39 @@ def read_inputs(
         yield [str(file) for file in chunk], torch.stack([_image(file, expected) for file in chunk])
 
 
+def _embedded(
+    files: Sequence[Path], texts: Sequence[str], expected: Expected, tell: Callable[[str], None]
+) -> Iterator[tuple[list[str], torch.Tensor]]:
+    """Yield names and features of images, or of texts: those given, and those in tables."""
+    from dropmax.workbench.backbones import reload_backbone
+    from dropmax.workbench.data.texts import read_texts
+    from dropmax.workbench.embedding import image_for
+
+    if not files and not texts:
+        return
+    backbone = reload_backbone(expected.origin)
+    if backbone.origin.kind == "images":
+        for start in range(0, len(files), _BATCH):
+            chunk = files[start : start + _BATCH]
+            yield (
+                [str(file) for file in chunk],
+                backbone(torch.from_numpy(np.stack([image_for(file, backbone) for file in chunk]))),
+            )
+        return
+    if texts:
+        blank = next((text for text in texts if not text.strip()), None)
+        if blank is not None:
+            raise DataError(f"there is nothing in the text {blank!r}")
+        yield list(texts), backbone(list(texts))
+    for file in files:
+        table = read_texts(file, expected.text_column or "text", id_column=expected.id_column or None)
+        if table.left_out:
+            tell(f"{file}: {len(table.left_out):,} rows have no text and get no answer: {spell(table.left_out)}")
+        for start in range(0, len(table.texts), _BATCH):
+            names = [f"{file}:{name.removeprefix('row ')}" for name in table.ids[start : start + _BATCH]]
+            yield names, backbone(table.texts[start : start + _BATCH])
+
+
 def read_labelled(
     path: Path, expected: Expected, tell: Callable[[str], None] = lambda note: None
 ) -> tuple[Part, tuple[str, ...] | None]:
@@ -109,10 +151,12 @@ def read_labelled(
     >>> part.inputs.tolist(), part.labels.tolist()
     ([[5.099999904632568, 3.5], [4.0, 2.0]], [1, 0])
     """
-    if path.is_dir():
-        return _labelled_folder(path, expected)
     if not path.exists():
         raise DataError(f"{path} does not exist")
+    if expected.origin and path.suffix.lower() != ".npz":
+        return _labelled_features(path, expected, tell)
+    if path.is_dir():
+        return _labelled_folder(path, expected)
     if path.suffix.lower() not in TABLES:
         raise DataError(f"{path} is of a kind that cannot be read: give a folder of images, .npz, .csv or .parquet")
     values, names, labels = _table(path, expected, tell, labelled=True)
@@ -122,6 +166,25 @@ def read_labelled(
     if note:
         tell(note)
     return Part(values, encoded), names
+
+
+def _labelled_features(
+    path: Path, expected: Expected, tell: Callable[[str], None]
+) -> tuple[Part, tuple[str, ...] | None]:
+    """Read a folder or a table of texts through the pretrained network of the model."""
+    from dropmax.workbench.backbones import reload_backbone
+    from dropmax.workbench.embedding import cached_features, find_source
+
+    text = expected.text_column or None
+    source = find_source(path, text=text, label=expected.label_column, id_column=expected.id_column or None)
+    file, left_out = cached_features(source, reload_backbone(expected.origin))
+    if left_out:
+        tell(f"{path}: {len(left_out):,} rows could not be read and were left out: {spell(list(left_out))}")
+    values, labels, _ = read_npz_rows(file)
+    encoded, note = encode_as(path, np.asarray(labels), expected.classes)
+    if note:
+        tell(note)
+    return Part(values, encoded), None
 
 
 def _labelled_folder(path: Path, expected: Expected) -> tuple[Part, tuple[str, ...]]:
@@ -150,6 +213,7 @@ def _table(
     labels: NDArray[Any] | None
     if file.suffix.lower() == ".npz":
         values, labels, _ = read_npz_rows(file)
+        _check_origin(file, expected.origin)
         if expected.columns and values.ndim == 2:
             tell(f"{file}: an .npz has no column names; its columns are taken in the order of training")
     else:
@@ -162,6 +226,17 @@ def _table(
     if values.shape[1:] != expected.input_shape:
         raise DataError(f"{file} has rows of shape {values.shape[1:]}, but the model takes {expected.input_shape}")
     return values, names, labels
+
+
+def _check_origin(file: Path, origin: str) -> None:
+    """Refuse features of one backbone for a model of another."""
+    from dropmax.workbench.backbones import Origin
+
+    found = npz_origin(file)
+    if origin and found:
+        wanted, given = Origin.from_json(origin), Origin.from_json(found)
+        if (wanted.digest, wanted.preprocessing) != (given.digest, given.preprocessing):
+            raise DataError(f"{file} holds features of {given.short}, but the model was trained on {wanted.short}")
 
 
 def _count(columns: Sequence[str]) -> str:

@@ -58,6 +58,8 @@ class DataOptions:
     label_column: str = ""  #: of .csv and .parquet tables; "label" by default
     id_column: str = ""  #: of these tables: names the rows, and is no feature
     test: str = ""  #: path of a second folder or file with the test part; for data of your own
+    backbone: str = ""  #: pretrained network that turns images or texts of your own into features
+    text_column: str = ""  #: with backbone: the column of texts
 
 
 @dataclasses.dataclass(frozen=True)

@@ -51,6 +51,8 @@ def load_data(
         label_column=options.label_column or None,
         id_column=options.id_column or None,
         test=_find(options.test, known.get("test"), run) if options.test else None,
+        backbone=options.backbone or None,
+        text_column=options.text_column or None,
     )
     found = dataclasses.replace(found, name=options.name)
     if options.standardise:

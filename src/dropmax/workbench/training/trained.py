@@ -17,6 +17,7 @@ from torch import Tensor
 from dropmax.classifier import Classifier
 from dropmax.errors import DropMaxError, InvalidValue, RunError
 from dropmax.heads import make_head
+from dropmax.workbench.backbones import Origin
 from dropmax.workbench.data import Batches, Dataset, Split, normalise, statistics
 from dropmax.workbench.data.handwriting import is_like_mnist
 from dropmax.workbench.data.unlabelled import Expected
@@ -59,6 +60,7 @@ class TrainedModel:
     stored_size: int  #: side images are scaled to before their centre is cropped; 0 for features
     columns: tuple[str, ...] = ()  #: names of the features, where it was trained on a table with a header
     brightness: tuple[float, float] | None = None  #: mean and deviation of the training images' pixels, in [0, 1]
+    origin: str = ""  #: for features of a pretrained network, its description
 
     @property
     def is_images(self) -> bool:
@@ -77,6 +79,8 @@ class TrainedModel:
             self.recipe.data.label_column or "label",
             self.recipe.data.id_column,
             is_like_mnist(self.recipe.data.name, self.input_shape, self.classes, mean),
+            self.origin,
+            self.recipe.data.text_column,
         )
 
     def batches(self, split: Split, batch_size: int = 500) -> Iterator[tuple[Tensor, Tensor]]:
@@ -110,6 +114,7 @@ def save_model(path: Path, model: Classifier, recipe: Recipe, data: Dataset) -> 
         "mean": list(data.mean),
         "std": list(data.std),
         "columns": list(data.columns),
+        "origin": data.origin,
     }
     if data.is_images:
         mean, std = statistics(data.train.inputs)
@@ -164,6 +169,7 @@ def load_model(path: Path | str, *, device: torch.device | str = "cpu", trust_ne
     trained = TrainedModel(
         model.eval(), recipe, classes, input_shape, tuple(about["mean"]), tuple(about["std"]), about["stored_size"],
         tuple(about.get("columns", ())), tuple(about["brightness"]) if "brightness" in about else None,
+        about.get("origin", ""),
     )  # fmt: skip
     try:
         trained.model.to(device)
@@ -211,6 +217,8 @@ def _read_about(about: Any) -> dict[str, Any]:
         raise ValueError(f"its input_shape is {shape!r:.60}")
     if type(size) is not int or not (len(shape) != 3 or max(shape[1:]) <= size <= _MOST_STORED):
         raise ValueError(f"its stored_size is {size!r:.60}")
+    if about.get("origin", ""):
+        Origin.from_json(about["origin"])
     columns, brightness = about.get("columns", []), about.get("brightness", [0.0, 1.0])
     if not is_list(columns, str) or len(columns) not in (0, shape[0]) or (columns and len(shape) != 1):
         raise ValueError("its columns are not one name per feature")

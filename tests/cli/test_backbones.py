@@ -1,0 +1,124 @@
+"""Photographs and sentences of one's own, through a pretrained network: train, evaluate, predict."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.cli.conftest import Run
+
+TOPICS = {"card": "where is my card", "money": "send money abroad now please", "app": "app"}
+
+
+def lengths(texts: list[str]) -> torch.Tensor:
+    return torch.tensor([[len(text), text.count(" "), text.count("a")] for text in texts], dtype=torch.float32)
+
+
+def colours(images: torch.Tensor) -> torch.Tensor:
+    return images.float().mean((2, 3)) / 255
+
+
+@pytest.fixture(autouse=True)
+def features(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    module = ModuleType("my_features")
+    module.lengths, module.colours = lengths, colours  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "my_features", module)
+    monkeypatch.setenv("DROPMAX_CACHE", str(tmp_path_factory.mktemp("cache")))
+    return module
+
+
+def write_texts(path: Path, count: int) -> Path:
+    rows = [f"{text}{'!' * (i % 3)},{topic}" for i in range(count) for topic, text in TOPICS.items()]
+    path.write_text("utterance,intent\n" + "\n".join(rows) + "\n")
+    return path
+
+
+def test_sentences_from_a_table_to_an_answer(dropmax: Run, tmp_path: Path) -> None:
+    table = write_texts(tmp_path / "intents.csv", 20)
+    options = ("--text", "utterance", "--label-column", "intent", "--with", "my_features:lengths", "--epochs", 30)
+    done = dropmax("train", table, *options, "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    found = dropmax("predict", tmp_path / "run", "where is my card", "app", "--format", "json")
+    assert [row["class_1"] for row in json.loads(found.stdout)] == ["card", "app"]
+    new = write_texts(tmp_path / "new.csv", 2)
+    scored = dropmax("evaluate", tmp_path / "run", new, "--json")
+    assert scored.returncode == 0, scored.stderr
+    assert json.loads(scored.stdout)["error"] == 0
+    told = dropmax("predict", tmp_path / "run", new, "--format", "json")
+    assert [row["class_1"] for row in json.loads(told.stdout)] == list(TOPICS) * 2
+
+
+def test_a_text_with_nothing_in_it(dropmax: Run, tmp_path: Path) -> None:
+    table = write_texts(tmp_path / "intents.csv", 5)
+    options = ("--text", "utterance", "--label-column", "intent", "--with", "my_features:lengths", "--epochs", 1)
+    dropmax("train", table, *options, "--out", tmp_path / "run")
+    done = dropmax("predict", tmp_path / "run", "  ")
+    assert done.returncode != 0
+    assert "nothing in the text" in done.stderr
+
+
+def test_photographs_from_a_folder_to_an_answer(dropmax: Run, tmp_path: Path) -> None:
+    for name, colour in (("red", (200, 20, 20)), ("blue", (20, 20, 200))):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i in range(15):
+            Image.new("RGB", (40, 30), tuple(c + i for c in colour)).save(tmp_path / "photos" / name / f"{i}.jpg")
+    (tmp_path / "photos" / "red" / "broken.jpg").write_bytes(b"no image")
+    done = dropmax(
+        "train", tmp_path / "photos", "--with", "my_features:colours", "--epochs", 20, "--out", tmp_path / "run"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "red/broken.jpg was left out" in done.stderr
+    Image.new("RGB", (300, 500), (210, 10, 30)).save(tmp_path / "new.png")
+    found = dropmax("predict", tmp_path / "run", tmp_path / "new.png", "--format", "json")
+    assert json.loads(found.stdout)[0]["class_1"] == "red"
+
+
+def test_features_of_another_backbone_are_refused(dropmax: Run, tmp_path: Path, features: ModuleType) -> None:
+    table = write_texts(tmp_path / "intents.csv", 10)
+    columns = ("--text", "utterance", "--label", "intent")
+    features.other = lambda texts: lengths(texts) + 1  # type: ignore[attr-defined]
+    for name in ("lengths", "other"):
+        out = ("--with", f"my_features:{name}", "--out", tmp_path / f"{name}.npz")
+        assert dropmax("embed", table, *columns, *out).returncode == 0
+    described = json.loads(str(np.load(tmp_path / "other.npz")["backbone"]))
+    arrays = dict(np.load(tmp_path / "other.npz"))
+    arrays["backbone"] = np.array(json.dumps({**described, "digest": "ffff"}))
+    np.savez(tmp_path / "other.npz", **arrays)
+    trained = dropmax("train", tmp_path / "lengths.npz", "--epochs", 1, "--out", tmp_path / "run")
+    assert trained.returncode == 0, trained.stderr
+    done = dropmax("predict", tmp_path / "run", tmp_path / "other.npz")
+    assert done.returncode != 0
+    assert "my_features:other" in done.stderr
+    assert "my_features:lengths" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_backbone_needs_consent_and_a_known_name(dropmax: Run, tmp_path: Path) -> None:
+    table = write_texts(tmp_path / "intents.csv", 5)
+    options = ("--text", "utterance", "--label-column", "intent", "--out", tmp_path / "run", "--with")
+    for name, says in (("strangers_module:f", "--trust-network"), ("wordlama", "did you mean 'wordllama'")):
+        done = dropmax("train", table, *options, name)
+        assert done.returncode != 0
+        assert says in done.stderr
+        assert not (tmp_path / "run").exists()
+
+
+def test_the_split_of_embedded_rows_is_kept(tmp_path: Path) -> None:
+    from dropmax.workbench.data import load
+
+    split = np.array(["train"] * 6 + ["val"] * 2 + ["test"] * 3 + ["outside"])
+    labels = np.array([0, 1] * 6)
+    labels[-1] = -1
+    names = np.array([f"r{i}" for i in range(12)])
+    classes = np.array(["a", "b"])
+    np.savez(tmp_path / "f.npz", x=np.arange(24.0).reshape(12, 2), y=labels, split=split, names=names, classes=classes)
+    data = load(tmp_path / "f.npz")
+    assert (len(data.train), len(data.validation), len(data.test)) == (6, 2, 3)
+    assert "1 rows of outside are neither trained nor tested on" in data.notes
