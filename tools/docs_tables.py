@@ -160,13 +160,11 @@ def wrong_numbers(text: str) -> list[str]:
     for match in INLINE.finditer(text):
         what = " ".join(match["what"].split())
         rows, _, metric = what.rpartition(" ")
-        if " less " in rows:
-            mean, half, _ = difference(*rows.split(" less "), metric)
-        else:
-            mean, half = mean_and_half(rows, metric)
+        row, _, other = rows.partition(" less ")
+        mean, half = difference(row, other, metric)[:2] if other else mean_and_half(row, metric)
         places = len(match["mean"].partition(".")[2])
         shown = float(match["mean"]) * (-1 if match["sign"] in ("-", "−") else 1)
-        claimed = [(shown, mean if match["sign"] or " less " not in rows else abs(mean))]
+        claimed = [(shown, mean if match["sign"] or not other else abs(mean))]
         if match["half"] is not None:
             claimed.append((float(match["half"]), half if half is not None else -1.0))
         if any(abs(said - true) > 0.5001 * 10**-places for said, true in claimed):

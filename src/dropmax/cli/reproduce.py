@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 def reproduce(
     data: Annotated[
         list[str] | None,
-        typer.Argument(help="Columns of Table 1: mnist-1k, mnist-5k, mnist-55k, cifar-10, ...", show_default=False),
+        typer.Argument(
+            help="Columns: mnist-1k, mnist-5k, cifar-10, ..., or your own data: a path, or package.module:function.",
+            show_default=False,
+        ),
     ] = None,
     study: Annotated[
         str | None,
@@ -30,7 +33,7 @@ def reproduce(
         ),
     ] = None,
     recipe: Annotated[
-        str | None, typer.Option(help="paper or released; released where there is one.", show_default=False)
+        str | None, typer.Option(help="paper, released, or a recipe file (.toml).", show_default=False)
     ] = None,
     heads: Annotated[str, typer.Option(help="all, or names separated by commas.")] = "all",
     runs: Annotated[int | None, typer.Option(help="Seeds for each cell; 5 by default.", show_default=False)] = None,
@@ -73,6 +76,12 @@ def reproduce(
         ),
     ] = None,
     formats: Annotated[str, typer.Option("--format", help="md, tex, or both with a comma.")] = "md",
+    trust_code: Annotated[
+        bool,
+        typer.Option(
+            "--trust-code", help="Import what a --study file names as package.module:name. Importing runs that code."
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Reproduce the paper's Table 1, or a study: tune, run, tabulate. Stop it any time; it goes on where it was."""
@@ -84,7 +93,9 @@ def reproduce(
         return
     failed: dict[str, str] = {}
     if not only_tables:
-        plan = _plan(data, study, recipe, heads, runs, tune and search, schedule_scale, train_size, settings or [])
+        plan = _plan(
+            data, study, recipe, heads, runs, tune and search, schedule_scale, train_size, settings or [], trust_code
+        )
         if source is not None:
             plan = experiments.tuned_from(plan, source)
         outcome = experiments.reproduce(
@@ -119,6 +130,7 @@ def _plan(
     schedule_scale: float,
     train_size: int,
     settings: list[str],
+    trust_code: bool = False,
 ) -> Plan:
     from dropmax.lab.experiments import plan_study, plan_table
 
@@ -131,7 +143,7 @@ def _plan(
     if study is not None:
         if heads != "all" or tune not in (True, "wide"):
             raise InvalidValue("a --study names its own variants and grids: leave out --heads, --no-tune, --search")
-        return plan_study(study, data=data, runs=runs, **shared)
+        return plan_study(study, data=data, runs=runs, trust_code=trust_code, **shared)
     if not data:
         raise InvalidValue("name the columns to reproduce, such as mnist-1k mnist-5k, or a --study FILE.toml")
     chosen = None if heads == "all" else _names(heads)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dropmax.cli.reproduce import _plan
-from dropmax.errors import DropMaxError, InvalidType, InvalidValue
+from dropmax.errors import DropMaxError, InvalidType, InvalidValue, RunError
 from dropmax.heads import HEADS, PAPER_OBJECTIVE
 from dropmax.lab.experiments import Job, plan_study, plan_table, study_names
+from dropmax.lab.experiments.paper import ROWS
 from dropmax.lab.experiments.plan import TUNING_SEED
 
 MNIST = ["mnist-1k", "mnist-5k", "mnist-55k"]
@@ -21,7 +24,7 @@ OTHERS = ["cifar-10", "cifar-100", "awa", "awa2", "cub"]
 @pytest.mark.parametrize(("data", "budget"), [(name, 12) for name in MNIST] + [(name, 3) for name in OTHERS])
 def test_every_head_gets_the_same_budget(data: str, budget: int) -> None:
     plan = plan_table([data], recipe="paper", runs=5)
-    assert [group.variant for group in plan.groups] == list(HEADS)
+    assert [group.variant for group in plan.groups] == list(ROWS)
     assert {len(group.points) for group in plan.groups} == {budget}
     assert plan.count == 8 * (budget + 5)
     for group in plan.groups:
@@ -245,3 +248,120 @@ def test_a_plan_that_was_asked_for_wrongly(asked: dict[str, object], message: st
     }  # fmt: skip
     with pytest.raises(InvalidValue, match=message):
         _plan(**{**usual, **asked})  # type: ignore[arg-type]
+
+
+# --- data, recipes and heads of one's own --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """A small table of features, in a folder of its own."""
+    rng = np.random.default_rng(0)
+    rows = [",".join(f"{v:.3f}" for v in rng.normal(k % 3, 1, 4)) + f",{'abc'[k % 3]}" for k in range(120)]
+    path = tmp_path / "my flowers.csv"
+    path.write_text("\n".join(["p,q,r,s,label", *rows]))
+    return path
+
+
+def test_a_variant_that_overrides_the_data_has_a_column_of_that_name(tmp_path: Path, table: Path) -> None:
+    path = study(
+        tmp_path,
+        BASE
+        + '[variants.small]\n[variants.large]\n"data.name" = "mnist-5k"\n'
+        + f'[variants.mine]\n"data.name" = "{table.name}"\n"network.name" = "mlp"\n',
+    )
+    plan = plan_study(path)
+    assert [group.key for group in plan.groups] == [
+        "mnist-1k.released.small",
+        "mnist-5k.mnist-1k.released.large",
+        "my-flowers.mnist-1k.released.mine",
+    ]
+    assert plan.groups[2].recipe.data.name == str(table), "paths in a study begin at its folder"
+
+
+def test_set_data_name_names_the_column_too(table: Path) -> None:
+    plan = plan_table(["mnist-1k"], heads=["softmax"], tune=False, overrides={"data.name": "mnist-5k"})
+    assert plan.groups[0].data == "mnist-5k"
+
+
+def test_own_data_and_recipe_files(tmp_path: Path, table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (group,) = plan_table([table.name], heads=["softmax"], tune=False).groups
+    assert (group.data, group.recipe_name, group.recipe.network["name"]) == ("my-flowers", "default", "mlp")
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text(group.recipe.override({"training.epochs": 3}).to_toml())
+    (group,) = plan_table(["mnist-1k"], recipe="mine.toml", heads=["softmax"], tune=False).groups
+    assert (group.key, group.recipe.training.epochs) == ("mnist-1k.mine.softmax", 3)
+    path = study(tmp_path, '[base]\nrecipe = "mine.toml"\n[variants.a]\n[variants.b]\nrecipe = "mine.toml"\n')
+    assert [group.key for group in plan_study(path).groups] == ["my-flowers.mine.a", "my-flowers.mine.b"]
+    copy = tmp_path / "copies" / table.name
+    copy.parent.mkdir()
+    copy.write_text(table.read_text())
+    with pytest.raises(InvalidValue, match=r"would both be the column 'my-flowers': rename one"):
+        plan_table([str(table), str(copy)], heads=["softmax"], tune=False)
+    other = tmp_path / "mnist-1k.csv"
+    other.write_text(table.read_text())
+    assert plan_table([str(other)], heads=["softmax"], tune=False).groups[0].data == "own-mnist-1k"
+
+
+FUNCTION = """
+import numpy as np
+def flowers():
+    rng = np.random.default_rng(0)
+    labels = np.arange(90) % 3
+    return {"train": (rng.normal(labels[:, None], 1, (90, 4)), labels), "test": (np.zeros((9, 4)), labels[:9])}
+def broken():
+    raise RuntimeError("no petals\\nleft today")
+def crooked():
+    return np.zeros((3, 4)), np.zeros(2, int)
+"""
+
+
+def test_data_from_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dropmax.lab.experiments.worker import run_job
+
+    (tmp_path / "petals_of_mine.py").write_text(FUNCTION)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = study(tmp_path, '[base]\ndata = "petals_of_mine:flowers"\n[variants.a]\n"head.name" = "softmax"\n')
+    with pytest.raises(RunError, match=r"study\.toml would import 'petals_of_mine:flowers'.*add --trust-code"):
+        plan_study(path)
+    assert "petals_of_mine" not in sys.modules
+    plan = plan_study(path, runs=1, overrides={"training.epochs": 1}, trust_code=True)
+    (group,) = plan.groups
+    assert group.key == "petals_of_mine.flowers.default.a"
+    result = run_job(group.run_jobs({}, 1)[0], tmp_path / "work")
+    assert (result.status, result.examples["test"]) == ("done", 9)
+    for name, message in (
+        ("petals_of_mine:broken", "RuntimeError: left today"),
+        ("petals_of_mine:crooked", "3, 4.* for 2 labels"),
+        ("petals_of_mine:none", "has no function 'none'"),
+        ("petals_of_nobody:flowers", "there is no module 'petals_of_nobody'"),
+    ):
+        with pytest.raises(DropMaxError, match=message):
+            plan_table([name], heads=["softmax"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[variants.a]\n"network.name" = "stranger:Net"\n', r"would import 'stranger:Net' .network.name.*--trust-code"),
+        ('[variants.a]\ngrid."head.name" = ["softmax", "stranger:Head"]\n', "would import 'stranger:Head'"),
+        ('[variants.a]\ngrid."data.name" = ["mnist-1k"]\n', "data.name cannot be tuned"),
+        ("[variants.a]\n[variants.b]\n[variants.a]\n", r"is not valid TOML: Cannot declare .*'a'.* twice"),
+        ('[variants.a]\nrecipe = "nowhere.toml"\n', r"cannot read the recipe .*nowhere\.toml"),
+    ],
+)
+def test_what_a_study_may_not_name(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(DropMaxError, match=message):
+        plan_study(study(tmp_path, BASE + text))
+
+
+def test_a_registered_head_is_a_row_and_all_means_the_papers_eight(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dropmax.heads import Softmax
+
+    monkeypatch.setitem(HEADS, "focal", Softmax)
+    assert [group.variant for group in plan_table(["mnist-1k"], heads=["focal", "softmax"]).groups] == [
+        "softmax",
+        "focal",
+    ]
+    assert [group.variant for group in plan_table(["mnist-1k"]).groups] == list(ROWS)

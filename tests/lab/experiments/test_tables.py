@@ -213,3 +213,28 @@ def test_a_study_has_its_own_rows(tmp_path: Path) -> None:
     assert [column.data for column in table.columns] == ["mnist-1k"]
     assert table.cells["dropmax", "mnist-1k"].paper is None
     assert table.cells["dropmax", "mnist-1k"].note == "not run yet"
+
+
+def test_a_registered_head_keeps_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dropmax.heads import Softmax
+
+    monkeypatch.setitem(HEADS, "focal", Softmax)
+    store = Store(tmp_path / "out")
+    plan = plan_table(["mnist-1k"], heads=["focal", "softmax"], runs=2, tune=False)
+    fill(store, plan, {("focal", "mnist-1k"): [0.05, 0.06]})
+    table = make_table(store)
+    assert list(table.rows) == [*ROWS, "focal"]
+    assert table.cells["focal", "mnist-1k"].mean == pytest.approx(5.5)
+    assert table.cells["focal", "mnist-1k"].paper is None
+
+
+def test_the_papers_numbers_stand_beside_the_papers_data_only(tmp_path: Path) -> None:
+    for index, options in enumerate(
+        ({"train_size": 500}, {"overrides": {"data.train_size": 500}}, {"overrides": {"data.name": "cifar-100-5k"}})
+    ):
+        store = Store(tmp_path / str(index))
+        plan = plan_table(["mnist-1k"], heads=["softmax"], runs=1, tune=False, **options)  # type: ignore[arg-type]
+        fill(store, plan, {("softmax", plan.groups[0].data): [0.05]})
+        cell = make_table(store).cells["softmax", plan.groups[0].data]
+        assert cell.mean == pytest.approx(5.0)
+        assert cell.paper is None

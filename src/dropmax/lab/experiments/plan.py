@@ -11,11 +11,12 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from dropmax.errors import InvalidValue, check_choice
-from dropmax.workbench.recipes import Recipe, is_known, recipe_for, recipe_from_dict
+from dropmax.lab.experiments.columns import check_code, column_name, resolve
+from dropmax.lab.experiments.paper import ROWS
+from dropmax.workbench.recipes import Recipe, recipe_from_dict
 
 __all__ = ["TUNING_SEED", "Group", "Job", "Plan", "plan_table"]
 
@@ -142,6 +143,13 @@ class Plan:
     tuned_on: str = ""  #: the column whose tuning was taken over, where one was
 
     def __post_init__(self) -> None:
+        columns: dict[str, str] = {}
+        for group in self.groups:
+            name = columns.setdefault(group.data, group.recipe.data.name)
+            if name != group.recipe.data.name:
+                raise InvalidValue(
+                    f"{name} and {group.recipe.data.name} would both be the column {group.data!r}: rename one of them"
+                )
         ids = [job.id for group in self.groups for job in group.tune_jobs() + group.run_jobs({}, self.runs)]
         twice = next((name for name, later in itertools.pairwise(sorted(ids)) if name == later), None)
         if twice is not None:
@@ -179,32 +187,36 @@ def plan_table(
     search = "wide" if tune is True else tune
     if search:
         check_choice("search", search, SEARCHES)
+    for name in [*data, str(overrides.get("data.name", ""))]:
+        check_code({"data.name": name}, "the command", trust_code=True)  # whoever typed it trusts it
     groups = []
     for name in dict.fromkeys(data):
-        full_name, found = recipe_for(name, recipe)
-        column = column_name(name)
-        for head in chosen:
-            base = found.override({**overrides, "head.name": head})
-            base = shortened(base, schedule_scale, train_size)
-            points = grid_points(search_grid(name, head, base, search, overrides)) if search else ()
-            groups.append(Group(column, full_name.split(".", 1)[1], head, base, points))
-        budgets = {group.variant: len(group.points) for group in groups if group.data == column}
+        recipe_name, found = resolve(name, recipe)
+        column = [
+            table_group(recipe_name, head, shortened(_with_head(found, head, overrides), schedule_scale, train_size),
+                        search, overrides)
+            for head in chosen
+        ]  # fmt: skip
+        budgets = {group.variant: len(group.points) for group in column}
         if search == "wide" and len(set(budgets.values())) > 1:
             fewest, most = min(budgets, key=budgets.__getitem__), max(budgets, key=budgets.__getitem__)
             raise InvalidValue(
                 f"with these --set values {fewest} would be tuned over {budgets[fewest]} points and {most} over "
                 f"{budgets[most]}, which is no fair comparison: use --no-tune, or compare fewer --heads"
             )
+        groups += column
     return Plan(tuple(groups), runs, schedule_scale, train_size, overrides)
 
 
-def column_name(data: str) -> str:
-    """Return what a column is called: a known data set by its name, a folder or file of one's own by its last part.
+def _with_head(recipe: Recipe, head: str, overrides: Mapping[str, Any]) -> Recipe:
+    return recipe.override({**overrides, "head.name": head})
 
-    >>> column_name("mnist-1k"), column_name("tables/my flowers.csv")
-    ('mnist-1k', 'my-flowers')
-    """
-    return data if is_known(data) else re.sub(r"[^\w+-]+", "-", Path(data).stem)
+
+def table_group(recipe_name: str, head: str, recipe: Recipe, search: str | bool, overrides: Mapping[str, Any]) -> Group:
+    """Return the cell of a head; its column is named after the data that is run, whatever was overridden."""
+    column = column_name(recipe.data.name)
+    points = grid_points(search_grid(column, head, recipe, str(search), overrides)) if search else ()
+    return Group(column, recipe_name, head.replace(":", "."), recipe, points)
 
 
 def search_grid(data: str, head: str, recipe: Recipe, search: str, fixed: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -258,12 +270,15 @@ def shortened(recipe: Recipe, schedule_scale: float, train_size: int) -> Recipe:
 
 
 def check_heads(heads: Sequence[str] | None) -> list[str]:
-    """Return the heads named, in the order of the paper's table; all of them for None."""
+    """Return the heads named, those of the paper's table first and in its order; the paper's eight for None."""
     from dropmax.heads import HEADS
 
-    for head in heads or ():
-        check_choice("head", head, HEADS, "or all")
-    return [head for head in HEADS if heads is None or head in heads]
+    if heads is None:
+        return list(ROWS)
+    for head in heads:
+        if ":" not in head:
+            check_choice("head", head, HEADS, "or all, or your own as package.module:Class")
+    return sorted(dict.fromkeys(heads), key=lambda head: [*HEADS, *heads].index(head))
 
 
 def check_sizes(runs: int, schedule_scale: float, train_size: int) -> None:

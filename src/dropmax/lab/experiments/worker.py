@@ -26,6 +26,7 @@ import filelock
 from dropmax.errors import DataError, DropMaxError, MissingDependency, RunError
 from dropmax.lab.experiments.plan import Job
 from dropmax.lab.experiments.records import RunRecord
+from dropmax.workbench.data.functions import import_data, is_function
 from dropmax.workbench.files import CannotWrite
 
 __all__ = ["failure", "run_job"]
@@ -63,6 +64,8 @@ def run_job(
     >>> result.status, [name for name in result.test["mean"] if name.startswith("nll")]
     ('done', ['nll', 'nll_scaled'])
     """
+    if is_function(job.recipe.data.name):
+        import_data(job.recipe.data.name)  # whoever made the plan was asked
     with _alone_in(work):
         return _run(job, work, data_dir, modes, command, device)
 

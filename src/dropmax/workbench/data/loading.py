@@ -13,6 +13,7 @@ from dropmax.errors import DataError, InvalidValue, unknown
 from dropmax.workbench.data.catalogue import NAMES, data_directory, find, must_find, source_of
 from dropmax.workbench.data.cifar import read_cifar10, read_cifar100, refuse_pickles
 from dropmax.workbench.data.dataset import Dataset
+from dropmax.workbench.data.functions import is_function, read_function
 from dropmax.workbench.data.mnist import DIGITS, FILES, embedded_digits, find_mnist, read_55k
 from dropmax.workbench.data.parts import Part, Parts, assemble
 
@@ -158,6 +159,8 @@ def _read_path(name: str, path: Path, image_size: int | None, label_column: str,
         from dropmax.workbench.data.folders import list_folder, read_listing
 
         return read_listing(list_folder(path), image_size)
+    if is_function(name):
+        return read_function(name)
     readers = {".npz", ".csv", ".parquet"}
     if not os.path.exists(path):
         if path.suffix.lower() in readers or len(path.parts) > 1:

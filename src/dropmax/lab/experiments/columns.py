@@ -1,0 +1,109 @@
+"""From what a column is named to a recipe: data sets by name, data of one's own, recipe files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from dropmax.errors import InvalidValue, RunError
+from dropmax.workbench.data import NAMES
+from dropmax.workbench.data.functions import import_data, is_function, read_function
+from dropmax.workbench.recipes import Recipe, is_known, load_recipe, recipe_for
+
+__all__ = ["check_code", "column_name", "place", "recipe_is_file", "resolve"]
+
+
+def resolve(data: str | None, recipe: str | None, folder: Path | None = None) -> tuple[str, Recipe]:
+    """Return the name of the recipe for a column, and the recipe.
+
+    Args:
+        data: a data set, a folder or file of one's own, or ``package.module:function``; None takes the recipe file's.
+        recipe: the name of one of the data set's recipes, or a ``.toml`` file.
+        folder: where paths begin, by default the current directory.
+
+    >>> name, recipe = resolve("mnist-1k", None)
+    >>> name, recipe.data.name
+    ('released', 'mnist-1k')
+    """
+    if recipe is not None and recipe_is_file(recipe):
+        path = _located(recipe, folder)
+        found = load_recipe(path)
+        if data is None:
+            data = found.data.name
+        return _plain(path.stem), found.override({"data.name": place(data, folder)})
+    if data is None:
+        raise InvalidValue("name the data, such as mnist-1k or a file of yours, or a recipe file that does")
+    if is_function(data):
+        own = "own-images" if read_function(data).train.inputs.ndim == 4 else "own-features"
+        found = load_recipe(own, recipe).override({"data.name": data, "data.image_size": 0})
+        if own == "own-images":
+            found = found.override({"data.augment": "none"})
+        return recipe or "default", found
+    full_name, found = recipe_for(place(data, folder), recipe)
+    return full_name.split(".", 1)[1], found
+
+
+def column_name(data: str) -> str:
+    """Return what the column of some data is called; data of one's own never takes the name of a known data set.
+
+    >>> column_name("mnist-1k"), column_name("tables/my flowers.csv"), column_name("copies/mnist-1k.npz")
+    ('mnist-1k', 'my-flowers', 'own-mnist-1k')
+    >>> column_name("mine.data:birds")
+    'mine.data.birds'
+    """
+    if data in NAMES or is_known(data):
+        return data
+    name = data.replace(":", ".") if is_function(data) else _plain(Path(data).stem)
+    return f"own-{name}" if name in NAMES or is_known(name) else name
+
+
+def check_code(values: dict[str, object], source: str, trust_code: bool) -> None:
+    """Raise where a file names something to import, and nobody said that it may.
+
+    >>> check_code({"network.name": "lenet"}, "study.toml", trust_code=False)
+    >>> check_code({"network.name": "stranger:Net"}, "study.toml", trust_code=False)
+    Traceback (most recent call last):
+    dropmax.errors.RunError: study.toml would import 'stranger:Net' (network.name), which runs that code: ...
+    """
+    for name, value in values.items():
+        for each in value if isinstance(value, list) else [value]:
+            if not name.endswith(".name") or not isinstance(each, str) or ":" not in each:
+                continue
+            if not trust_code:
+                raise RunError(
+                    f"{source} would import {each!r} ({name}), which runs that code: if you trust it, add --trust-code"
+                )
+            if name == "data.name" and is_function(each):
+                import_data(each)
+
+
+def recipe_is_file(recipe: str | None) -> bool:
+    """Say whether a recipe is a file rather than the name of one.
+
+    >>> recipe_is_file("mine.toml"), recipe_is_file("released")
+    (True, False)
+    """
+    return recipe is not None and recipe.endswith(".toml")
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^\w+-]+", "-", name) or "own"
+
+
+def _located(path: str, folder: Path | None) -> Path:
+    found = Path(path).expanduser()
+    return found if folder is None or found.is_absolute() else folder / found
+
+
+def place(data: str, folder: Path | None) -> str:
+    """Return a path of one's own data as an absolute one, since workers may run elsewhere; names stay as they are.
+
+    >>> place("mnist-1k", None)
+    'mnist-1k'
+    """
+    if data in NAMES or is_known(data) or is_function(data):
+        return data
+    path = _located(data, folder)
+    if not path.exists() and folder is not None:
+        path = Path(data).expanduser()
+    return str(path.absolute()) if path.exists() else data

@@ -1,0 +1,104 @@
+"""Data that a function of your own returns, named ``package.module:function``.
+
+The function takes no arguments and returns ``(inputs, labels)``, or a dictionary with ``train`` and, as far as there
+are any, ``validation`` and ``test``, each ``(inputs, labels)``, and ``classes``, their names. Inputs are arrays of
+shape (n, features) or images (n, channels, height, width) of uint8; labels are integers from 0.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from typing import Any
+
+import numpy as np
+
+from dropmax.errors import DataError, InvalidValue
+from dropmax.workbench.data.parts import Part, Parts
+
+__all__ = ["import_data", "is_function", "read_function"]
+
+_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+def is_function(name: str) -> bool:
+    """Say whether a name of data is that of a function.
+
+    >>> is_function("mine.data:birds"), is_function("birds.csv"), is_function("C:birds")
+    (True, False, True)
+    """
+    return _NAME.fullmatch(name) is not None
+
+
+def import_data(name: str) -> None:
+    """Import the module of such a function, which runs it: only names from people you trust should come here."""
+    module = name.partition(":")[0]
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        missing = error.name or module
+        advice = "is it installed, or its folder on PYTHONPATH?" if module.startswith(missing) else f"{module} needs it"
+        raise InvalidValue(f"data {name!r}: there is no module {missing!r}; {advice}") from error
+    except Exception as error:
+        last = (str(error).splitlines() or [""])[-1]
+        raise InvalidValue(f"data {name!r}: importing {module} failed ({type(error).__name__}: {last})") from error
+
+
+def read_function(name: str) -> Parts:
+    """Call a function whose module is imported already, and check what it returns."""
+    module_name, _, function_name = name.partition(":")
+    module = sys.modules.get(module_name)
+    if module is None:
+        raise DataError(
+            f"the data {name!r} is what a function returns, and its module is not imported: import {module_name} first "
+            "if you trust it (dropmax reproduce does, for data you name yourself or with --trust-code)"
+        )
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise InvalidValue(f"data {name!r}: {module_name} has no function {function_name!r}")
+    try:
+        found = function()
+    except Exception as error:
+        last = (str(error).splitlines() or [""])[-1]
+        raise DataError(f"data {name!r}: the function failed ({type(error).__name__}: {last})") from error
+    parts = found if isinstance(found, dict) else {"train": found}
+    unknown = set(parts) - {"train", "validation", "test", "classes"}
+    if unknown or "train" not in parts:
+        raise DataError(f"data {name!r}: {_EXPECTED}, got a dictionary with {', '.join(map(repr, parts)) or 'nothing'}")
+    train = _part(name, "train", parts["train"])
+    others = {key: _part(name, key, parts[key]) for key in ("validation", "test") if parts.get(key) is not None}
+    for key, part in others.items():
+        if part.inputs.shape[1:] != train.inputs.shape[1:]:
+            raise DataError(
+                f"data {name!r}: inputs of {key} have shape {part.inputs.shape[1:]}, of train {train.inputs.shape[1:]}"
+            )
+    count = 1 + max(int(part.labels.max()) for part in (train, *others.values()))
+    classes = tuple(map(str, parts.get("classes") or range(count)))
+    if len(classes) < count:
+        raise DataError(f"data {name!r}: it names {len(classes)} classes, and has labels up to {count - 1}")
+    return Parts(train, classes, **others)
+
+
+_EXPECTED = "the function must return (inputs, labels), or a dictionary of such pairs with train, validation, test"
+
+
+def _part(name: str, key: str, pair: Any) -> Part:
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise DataError(f"data {name!r}: {_EXPECTED}; {key} is a {type(pair).__name__}")
+    inputs, labels = (np.asarray(value) for value in pair)
+    if labels.ndim != 1 or labels.dtype.kind not in "iu" or not len(labels) or int(labels.min()) < 0:
+        raise DataError(f"data {name!r}: the labels of {key} must be integers from 0, one per row")
+    if inputs.ndim not in (2, 4) or inputs.dtype.kind not in "fiu" or len(inputs) != len(labels):
+        raise DataError(
+            f"data {name!r}: the inputs of {key} must be numbers of shape (n, features), or images of shape (n, "
+            f"channels, height, width), one row per label; got {inputs.dtype} of shape {inputs.shape} for "
+            f"{len(labels)} labels"
+        )
+    if inputs.ndim == 4 and inputs.dtype != np.uint8:
+        raise DataError(f"data {name!r}: images must be uint8, got {inputs.dtype}")
+    if inputs.ndim == 2:
+        inputs = inputs.astype(np.float32)
+        if not np.isfinite(inputs).all():
+            raise DataError(f"data {name!r}: the inputs of {key} hold numbers that are not finite")
+    return Part(inputs, labels.astype(np.int64))
