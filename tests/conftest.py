@@ -56,6 +56,7 @@ SLOW = (
             "compiled",
         )
     ),
+    "tests/estimator/test_sklearn.py::test_scikit_learn_checks[DropMaxClassifier()-",  # the other one is trained less
     "tests/lab/experiments/test_reproduce.py::test_stopped_and_killed",
     "tests/lab/experiments/test_reproduce.py::test_a_worker_that_is_killed",
     "tests/lab/experiments/test_reproduce.py::test_a_study_with_a_diverging",
