@@ -21,16 +21,15 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import filelock
 from pydantic import ValidationError
 
 from dropmax.errors import DropMaxError, RunError
-from dropmax.lab.experiments.plan import Group, Job, Plan
-from dropmax.lab.experiments.records import GroupRecord, PlanRecord, Record, RunRecord
+from dropmax.lab.experiments.plan import Job, Plan
+from dropmax.lab.experiments.records import PlanRecord, Record, RunRecord
+from dropmax.lab.experiments.stored_plan import difference, normal, refuse_other_plan, to_plan, to_record
 from dropmax.workbench.files import CannotWrite, parse_json, write_atomically
-from dropmax.workbench.recipes import recipe_from_dict
 
 __all__ = ["FILE", "Store"]
 
@@ -63,14 +62,14 @@ class Store:
         if self.file.exists():
             there = self.plan_record()
             if there is not None and self.records():
-                _compare(_to_record(plan), there, self.path)
+                refuse_other_plan(to_record(plan), there, self.path)
         elif self.path.exists() and any(path.name not in (".lock", "work") for path in self.path.iterdir()):
             raise RunError(f"{self.path} is not empty and holds no {FILE}: choose another place with --out")
 
     def join(self, plan: Plan, command: str) -> None:
         """Make the plan part of this directory's; one of which nothing was done yet is replaced."""
         self.check(plan)
-        mine, there = _to_record(plan, [command]), self.plan_record()
+        mine, there = to_record(plan, [command]), self.plan_record()
         if there is not None and self.records():
             commands = list(dict.fromkeys([*there.commands, command]))
             mine = mine.model_copy(
@@ -97,7 +96,7 @@ class Store:
                 f"there are no results in {self.path}: `dropmax reproduce mnist-1k --out {self.path}` makes some"
             )
         try:
-            return _to_plan(found)
+            return to_plan(found)
         except DropMaxError as error:
             raise RunError(f"{self.file}: the plan cannot be used: {error}") from error
 
@@ -120,16 +119,16 @@ class Store:
 
     def match(self, job: Job, record: RunRecord) -> RunRecord:
         """Return the record if it is that of the job; raise where its name is and what it was made with is not."""
-        difference = _difference(_normal(job.recipe.to_dict()), _normal(record.recipe))
-        if difference is not None:
+        differs = difference(normal(job.recipe.to_dict()), normal(record.recipe))
+        if differs is not None:
             raise RunError(
-                f"{self.file}: {job.id} was made with another recipe ({difference}): add --repair to do the run again"
+                f"{self.file}: {job.id} was made with another recipe ({differs}): add --repair to do the run again"
             )
         # The winning point is taken from results: it must be the one that was asked for, not what a file makes of it.
-        difference = _difference(json.loads(json.dumps(job.point)), record.point, "point")
-        if difference is not None:
+        differs = difference(json.loads(json.dumps(job.point)), record.point, "point")
+        if differs is not None:
             raise RunError(
-                f"{self.file}: {job.id} is that of another grid point ({difference}): add --repair to do the run again"
+                f"{self.file}: {job.id} is that of another grid point ({differs}): add --repair to do the run again"
             )
         return record
 
@@ -252,101 +251,3 @@ def _end_of_whole_lines(content: bytes) -> int:
     """Return where the last whole line ends. One that only lacks its line break counts: an editor may have cut that."""
     end = content.rfind(b"\n") + 1
     return len(content) if _is_whole(content[end:]) else end
-
-
-def _to_record(plan: Plan, commands: list[str] | None = None) -> PlanRecord:
-    return PlanRecord(
-        kind="plan",
-        format=2,
-        study=plan.is_study,
-        schedule_scale=plan.schedule_scale,
-        train_size=plan.train_size,
-        overrides=json.loads(json.dumps(plan.overrides)),
-        tuned_on=plan.tuned_on,
-        runs=plan.runs,
-        groups={
-            group.key: GroupRecord(
-                data=group.data,
-                recipe_name=group.recipe_name,
-                variant=group.variant,
-                recipe=_normal(group.recipe.to_dict()),
-                points=json.loads(json.dumps(group.points)),
-            )
-            for group in plan.groups
-        },
-        commands=commands or [],
-    )
-
-
-def _to_plan(found: PlanRecord) -> Plan:
-    groups = [
-        Group(
-            group.data,
-            group.recipe_name,
-            group.variant,
-            recipe_from_dict(group.recipe, f"the plan of {key}"),
-            tuple(group.points),
-        )
-        for key, group in found.groups.items()
-    ]
-    return Plan(
-        tuple(groups),
-        found.runs,
-        found.schedule_scale,
-        found.train_size,
-        found.overrides,
-        found.study,
-        found.tuned_on,
-    )
-
-
-def _compare(mine: PlanRecord, there: PlanRecord, path: Path) -> None:
-    """Raise where two plans cannot share a directory, naming the first thing that differs."""
-
-    def refuse(what: str) -> None:
-        raise RunError(f"{path} holds results of a different plan: {what}; choose another place with --out")
-
-    for key, option in (
-        ("study", "--study"),
-        ("schedule_scale", "--schedule-scale"),
-        ("train_size", "--train-size"),
-        ("overrides", "--set"),
-        ("tuned_on", "--tuned-from"),
-    ):
-        difference = _difference(getattr(mine, key), getattr(there, key))
-        if difference is not None:
-            refuse(f"{option}: {difference}")
-    for key, group in mine.groups.items():
-        for other in there.groups.values():
-            if other.data == group.data and other.recipe_name != group.recipe_name:
-                refuse(f"--recipe for {group.data}: {other.recipe_name!r} there, {group.recipe_name!r} here")
-        if key not in there.groups:
-            continue
-        stored = there.groups[key]
-        if group.points != stored.points:
-            refuse(f"what is tuned for {key}: {len(stored.points)} points there, {len(group.points)} here")
-        difference = _difference(group.recipe, _normal(stored.recipe))
-        if difference is not None:
-            refuse(f"{key}: {difference}")
-
-
-def _difference(mine: Any, there: Any, name: str = "") -> str | None:
-    """Return the first difference of two plain values in words, or None."""
-    if isinstance(mine, dict) and isinstance(there, dict):
-        for key in dict.fromkeys([*mine, *there]):
-            found = _difference(mine.get(key), there.get(key), f"{name}.{key}" if name else key)
-            if found is not None:
-                return found
-        return None
-    if mine == there:
-        return None
-    return f"{name}{' is ' if name else ''}{json.dumps(there)} there and {json.dumps(mine)} here"
-
-
-def _normal(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Return a recipe's tables as JSON knows them, with today's defaults for what an older version did not store."""
-    try:
-        full = recipe_from_dict(recipe, "a stored recipe").to_dict()
-    except DropMaxError:
-        full = recipe
-    return dict(json.loads(json.dumps(full)))
