@@ -22,7 +22,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from benchmarks import harness
-from dropmax import DropMax, Softmax, blocked
+from dropmax import DropMax, Softmax, walk
 from dropmax.classifier import Classifier
 from dropmax.workbench import networks
 
@@ -80,9 +80,9 @@ def step_of(kind: str, features: Tensor, target: Tensor, num_classes: int) -> tu
     def step() -> None:
         module.zero_grad()
         features.grad = None
-        blocked.compile_blocks(kind == COMPILED)
+        walk.compile_blocks(kind == COMPILED)
         loss().backward()
-        blocked.compile_blocks(False)
+        walk.compile_blocks(False)
 
     return module, step
 

@@ -29,7 +29,7 @@ NO_INDUCTOR = os.environ.get("ATEN_CPU_CAPABILITY") == "default" or os.environ.g
 #: Tests that compare computed numbers: ``make test-portable`` runs them again as on other processors.
 NUMERICAL = (
     *("tests/heads", "tests/exact", "tests/workbench/networks", "tests/workbench/test_e", "tests/workbench/test_hub"),
-    *("tests/test_blocked", "tests/test_classifier", "tests/test_functional", "tests/test_metrics"),
+    *("tests/test_walk", "tests/test_classifier", "tests/test_functional", "tests/test_metrics"),
     *("tests/test_objective", "tests/test_packed", "tests/test_topk", "tests/lab/test_diagnostics", "tests/test_close"),
     *("tests/estimator/test_sklearn_rows", "tests/lab/figures/test_numbers"),
 )

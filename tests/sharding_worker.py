@@ -22,7 +22,11 @@ OPTIONS: list[dict[str, Any]] = [
     {"chunk_classes": 3, "label_smoothing": 0.1, "class_weight": [1.0 + i for i in range(CLASSES)]},
     {"chunk_classes": 4, "stop_gradient": "parameters", "samples": 2, "prior_correction": True},
     {"likelihood": "exact"},
-    {"mask_gradient": False, "chunk_classes": 0},
+    {"likelihood": "exact", "rank": 4, "stop_gradient": "parameters"},
+    {"mask_gradient": True, "chunk_classes": 0},
+    {"rank": 4},
+    {"rank": 4, "stop_gradient": "parameters", "mask_gradient": True, "chunk_classes": 3},
+    {"kl_weight": 0.5, "entropy_weight": 0.1, "chunk_classes": 3},
 ]
 
 
@@ -43,9 +47,9 @@ def data() -> tuple[Tensor, Tensor]:
 def gradients(head: Head) -> dict[str, Tensor]:
     found = {}
     for name, p in head.named_parameters():
-        part = head.get_submodule(name.split(".")[0])
+        part = head.get_submodule(name.rpartition(".")[0])
         if p.grad is not None:
-            found[name] = part.gather(p.grad, 0) if isinstance(part, ShardedLinear) else p.grad
+            found[name] = part.partition.gather(p.grad, 0) if isinstance(part, ShardedLinear) else p.grad
     return found
 
 
@@ -97,14 +101,19 @@ def predictions_of_every_head(mesh: Any) -> None:
 
 
 def checkpoints(mesh: Any) -> None:
-    sharded, whole = pair("dropmax")
+    for rank in (None, 4):
+        checkpoints_of(mesh, rank)
+
+
+def checkpoints_of(mesh: Any, rank: int | None) -> None:
+    sharded, whole = pair("dropmax", rank=rank)
     sharded.shard(mesh)
     state = full_state_dict(Classifier(nn.Identity(), sharded))
     assert all(torch.equal(state[f"head.{k}"], v) for k, v in whole.state_dict().items())
-    other = DropMax(FEATURES, CLASSES, dtype=torch.float64)
+    other = DropMax(FEATURES, CLASSES, rank=rank, dtype=torch.float64)
     other.load_state_dict(full_state_dict(sharded))  # sharded -> unsharded
     assert all(torch.equal(x, y) for x, y in zip(other.parameters(), whole.parameters(), strict=True))
-    fresh = DropMax(FEATURES, CLASSES, dtype=torch.float64).shard(mesh)
+    fresh = DropMax(FEATURES, CLASSES, rank=rank, dtype=torch.float64).shard(mesh)
     fresh.load_state_dict(whole.state_dict())  # unsharded -> sharded
     assert all(torch.equal(x, y) for x, y in zip(fresh.parameters(), sharded.parameters(), strict=True))
     fresh.load_state_dict(sharded.state_dict())  # each rank its own part

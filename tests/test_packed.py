@@ -30,6 +30,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("dropmax", {"likelihood": "marginal", "class_weight": WEIGHT}),
     ("dropmax", {"likelihood": "exact", "stop_gradient": "parameters", "class_weight": WEIGHT}),
     ("dropmax", {"stop_gradient": "parameters", "samples": 2}),
+    ("dropmax", {"stop_gradient": "parameters", "mask_gradient": True, "rank": 3}),
+    ("dropmax", {"likelihood": "exact", "rank": 2}),
     ("dropmax", {"stop_gradient": "parameters", "mask_gradient": False}),
     ("dropmax-softmax-retain", {}),
     ("dropmax", {"prior_correction": True, "cross_entropy_weight": 2.0, "kl_weight": 0.3, "auxiliary_weight": 5.0}),
@@ -204,7 +206,7 @@ def test_the_criterion_has_no_parameters_of_its_own_and_follows_the_options_of_t
     assert not criterion.state_dict()
     features, target, noise = torch.randn(8, D), labels(8), torch.rand(8, K)
     before = criterion(packed(features), target, noise=noise)
-    packed.head.temperature = 2.0
+    packed.head.kl_weight = 2.0
     after = criterion(packed(features), target, noise=noise)
     assert before != after
     close(after, packed.head.loss(features, target, noise=noise).total, terms=8 * K, scale=10.0)
@@ -376,13 +378,43 @@ def test_a_head_that_avoids_holding_all_logits_is_refused() -> None:
         PackedHead(head)
 
 
-def test_a_head_whose_loss_wants_the_features_is_refused() -> None:
-    class Peeks(DropMax):
-        name = "peeks"
+def test_a_head_with_a_loss_of_its_own_is_refused_and_not_ignored() -> None:
+    class Penalised(DropMax):
+        name = "penalised"
 
-        def _terms(self, rows: Tensor, target: Tensor, noise: Tensor) -> dict[str, Tensor]:
-            return {"cross_entropy": rows.sum(-1)}
+        def loss(self, features: Tensor, target: Tensor, **options: Any) -> Loss:  # type: ignore[override]
+            total, terms = super().loss(features, target, **options)
+            return Loss(total + 0.01 * features.square().mean(), terms)
 
     for use in (PackedHead, DropMaxLoss):
-        with pytest.raises(DropMaxError, match="the loss of 'peeks' cannot be computed from logits alone"):
-            use(Peeks(D, K))
+        with pytest.raises(DropMaxError, match=r"alone, so it cannot be packed: Penalised has a loss\(\) of"):
+            use(Penalised(D, K))
+
+    class Logged(DropMax):
+        name = "logged"
+        packable = True  # it changes no number
+
+        def loss(self, features: Tensor, target: Tensor, **options: Any) -> Loss:  # type: ignore[override]
+            return super().loss(features, target, **options)
+
+    packed = PackedHead(Logged(D, K))
+    features, target, noise = torch.randn(8, D), labels(8), torch.rand(8, K)
+    found = DropMaxLoss(packed)(packed(features), target, noise=noise)
+    torch.testing.assert_close(found, packed.head.loss(features, target, noise=noise).total)
+
+
+@pytest.mark.parametrize("base", [DropMax, DropMaxQP, Softmax])
+def test_a_head_with_terms_of_its_own_is_packed_with_them(base: type[Head]) -> None:
+    class Doubled(base):  # type: ignore[misc, valid-type]
+        name = "doubled"
+
+        def terms(self, logits: Any, target: Tensor, noise: Any) -> dict[str, Tensor]:
+            return {name: 2 * term for name, term in super().terms(logits, target, noise).items()}
+
+    head, twin = Doubled(D, K, dtype=F64), base(D, K, dtype=F64)
+    twin.load_state_dict(head.state_dict())
+    packed = PackedHead(head)
+    features, target, noise = torch.randn(8, D, dtype=F64), labels(8), torch.rand(8, K, dtype=F64)
+    expected = 2 * twin.loss(features, target, noise=noise).total
+    torch.testing.assert_close(head.loss(features, target, noise=noise).total, expected)
+    torch.testing.assert_close(DropMaxLoss(packed)(packed(features), target, noise=noise), expected)

@@ -8,20 +8,20 @@ import pytest
 import torch
 from torch import nn
 
-from dropmax import HEADS, DropMax, make_head, prediction
-from dropmax.blocked import terms
+import dropmax.topk as topk
+from dropmax import HEADS, DropMax, make_head, walk
 from dropmax.errors import InvalidType, InvalidValue
-from dropmax.heads import base, masked
+from dropmax.heads import masked
 from tests.close import close
 
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make everything large: blocks of seven classes or two rows."""
-    for module in (base, masked, prediction):
+    for module in (masked, topk):
         monkeypatch.setattr(module, "BLOCK_NUMBERS", 60)
-    monkeypatch.setattr(terms, "LEAST_BLOCK", 7)
-    monkeypatch.setattr(terms, "BLOCK_NUMBERS", 7)
+    monkeypatch.setattr(walk, "LEAST_BLOCK", 7)
+    monkeypatch.setattr(walk, "BLOCK_NUMBERS", 7)
 
 
 @pytest.mark.parametrize("mode", ["mean", "exact"])

@@ -17,6 +17,7 @@ MOVED = {
     **{f"dropmax.{name}": f"dropmax.workbench.{name}" for name in _WORKBENCH.split()},
     **{f"dropmax.{name}": f"dropmax.lab.{name}" for name in _LAB.split()},
     "dropmax.prediction": "dropmax.topk",
+    "dropmax.blocked": "dropmax.walk",
 }
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 __all__ = [
     "auxiliary",
     "cross_entropy",
+    "log_hard_mask",
     "log_relaxed_mask",
     "logistic",
     "mask_entropy",
@@ -58,6 +59,17 @@ def log_relaxed_mask(mask_logits: Tensor, uniform: Tensor, temperature: float = 
     tensor([1.0000e+00, 2.0612e-09])
     """
     return F.logsigmoid((mask_logits + logistic(uniform)) / temperature)
+
+
+def log_hard_mask(mask_logits: Tensor, uniform: Tensor) -> Tensor:
+    """Sample ``log z`` of the Bernoulli mask itself: 0 where ``u < sigmoid(logit)``, else minus infinity.
+
+    It is what the relaxed mask becomes as the temperature goes to 0. There is no gradient.
+
+    >>> log_hard_mask(torch.tensor([2.0, -2.0]), torch.tensor([0.5, 0.5]))
+    tensor([0., -inf])
+    """
+    return (uniform < mask_logits.detach().sigmoid()).to(mask_logits.dtype).log()
 
 
 def masked_logits(logits: Tensor, log_mask: Tensor, epsilon: float = 1e-20) -> Tensor:

@@ -1,323 +1,419 @@
-"""The terms of the DropMax objective, fused: the numbers of :mod:`dropmax.functional` with fewer trips to memory.
+"""The DropMax objective, fast: values and gradients of a block of classes in one pass.
 
-Autograd through the plain functions stores some thirty arrays of size batch x classes. Here the derivatives are written
-out by hand, nothing but the masks is stored, and the rows are walked in blocks small enough that temporary arrays stay
-in the processor's cache. A compiler gets the same derivatives as plain expressions, which it fuses without blocks. The
-plain functions are used where ``torch.func`` transforms them, and where somebody will differentiate twice.
+:mod:`dropmax.functional` holds the same equations in their plain form, one by one; the tests compare the two. Here they
+are combined. For a rival k with ``rho = sigmoid(a)``, ``b = a + r``, ``g = sigmoid(b)`` and P = 1 where b > 0, else 0::
+
+    KL - H           = (g - P) r + (rho - P) a + log max(g, 1 - g)           no large numbers that cancel
+    d(KL - H) / da   = (rho - g) + a rho (1 - rho)                           stop(a) inside b
+    d(KL - H) / dr   = r g (1 - g)
+    auxiliary        = max(e, 0) - log max(v, 1 - v),    e = r - log(K - 1),    v = sigmoid(e)
+
+The target is a rival with ``b = infinity``: its mask is 1, its KL is ``-log rho``, and r learns nothing from it.
+Logarithms are taken of products of 64 factors, each between 1/2 and 1. What a row adds to the gradients is known, up to
+the weight of that row, as soon as its loss is, so both are computed together; the backward pass has nothing left to do
+but matrix products (:mod:`dropmax.walk`).
+
+A small head is one block. Blocks of many classes are joined by :func:`join`, and so are the parts of ranks that share
+the classes. The functions run eagerly or inside ``torch.compile``, which fuses them into one pass over the block.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from dropmax.checks import is_transformed
-from dropmax.functional import auxiliary, log_relaxed_mask, logistic, mask_entropy, mask_kl, masked_nll
+from dropmax.functional import auxiliary, log_hard_mask, log_relaxed_mask, logistic, mask_entropy, mask_kl, masked_nll
+from dropmax.noise import combine
 
-__all__ = ["Regularisers", "regularisers", "sampled_nll"]
-
-#: Numbers in a block: 2**17 float32 are half a megabyte, of which about ten live at a time.
-_BLOCK = 2**17
+__all__ = [
+    "LEAST_EPSILON",
+    "Block",
+    "Gradients",
+    "Known",
+    "Options",
+    "RowSums",
+    "add_at_target",
+    "block",
+    "entropy",
+    "join",
+    "plain_terms",
+]
 
 #: With a smaller epsilon, exp(o - max o) times it could underflow in float32.
 LEAST_EPSILON = 1e-30
 
+#: Factors that are multiplied before a logarithm is taken: 2**-64 is far from underflow in float32.
+_FACTORS = 64
 
-class Regularisers(NamedTuple):
-    """The terms of the objective beside the likelihood, one number a row each.
 
-    >>> Regularisers._fields
-    ('kl', 'entropy', 'auxiliary')
+class Options(NamedTuple):
+    """What the objective needs beside tensors; the options of :class:`dropmax.DropMax` under the same names.
+
+    >>> Options().temperature
+    0.1
     """
 
-    kl: Tensor
-    entropy: Tensor
+    temperature: float = 0.1
+    epsilon: float = 1e-20
+    samples: int = 1
+    label_smoothing: float = 0.0
+    base_rate: float = 0.0  # what the auxiliary loss subtracts from r
+    mask_gradient: bool = False  # relaxed masks with a gradient; otherwise hard ones without
+    cross_entropy_weight: float = 1.0
+    kl_weight: float = 1.0
+    entropy_weight: float = 1.0
+    auxiliary_weight: float = 1.0
+    sum_entropy: bool = False  # also where the total does not need it by itself
+
+
+class RowSums(NamedTuple):
+    """What is known of each row after some classes. With S > 1 masks per row, some are (S, N) and not (N,).
+
+    >>> RowSums._fields[:3]
+    ('highest', 'weighed', 'target_logit')
+    """
+
+    highest: Tensor  # max_k o_k
+    weighed: Tensor  # sum_k (z_k + epsilon) exp(o_k - highest)
+    target_logit: Tensor  # o_t
+    # For label smoothing, with c_k the weight of class k:
+    kept: Tensor  # sum_k z_k
+    kept_weight: Tensor  # sum_k z_k c_k
+    kept_logit: Tensor  # sum_k z_k c_k (o_k - highest + log(z_k + epsilon))
+    kl_less_entropy: Tensor
+    entropy: Tensor  # zeros where nobody asked for it
     auxiliary: Tensor
 
+    def relative_to(self, highest: Tensor) -> list[Tensor]:
+        """Return all but the first, for exp(o_k - highest) with a higher ``highest`` than this one's."""
+        moved = self.highest - highest
+        kept_logit = self.kept_logit + moved * self.kept_weight
+        return [self.weighed * moved.exp(), *self[2:5], kept_logit, *self[6:]]
 
-def sampled_nll(
-    o: Tensor,
-    mask_logits: Tensor,
-    uniform: Tensor,
-    target: Tensor,
-    *,
-    temperature: float = 0.1,
-    epsilon: float = 1e-20,
-    label_smoothing: float = 0.0,
-    class_weight: Tensor | None = None,
-) -> Tensor:
-    """Return ``-log p(y = t | x, z)`` of each of N rows for relaxed masks z drawn with the noise ``uniform``.
-
-    Equals::
-
-        masked_nll(o, log_relaxed_mask(mask_logits, uniform, temperature), target, epsilon=epsilon, ...)
-
-    >>> o, b, u = torch.rand(3, 5, 10)
-    >>> target = torch.arange(5)
-    >>> torch.allclose(sampled_nll(o, b, u, target), masked_nll(o, log_relaxed_mask(b, u), target))
-    True
-    """
-    one_mask = uniform.dim() == o.dim()
-    if one_mask and not label_smoothing and epsilon >= LEAST_EPSILON and not is_transformed(o):
-        function = _CompiledNLL if torch.compiler.is_compiling() else _SampledNLL
-        nll: Tensor = function.apply(o, mask_logits, uniform, target, temperature, epsilon)  # type: ignore[no-untyped-call]
-        return nll if class_weight is None else nll * class_weight.to(nll.dtype)[target]
-    log_mask = log_relaxed_mask(mask_logits, uniform, temperature)
-    return masked_nll(o, log_mask, target, epsilon=epsilon, label_smoothing=label_smoothing, class_weight=class_weight)
-
-
-def regularisers(
-    a: Tensor, stopped: Tensor, r: Tensor, target: Tensor, *, prior_correction: bool = False
-) -> Regularisers:
-    """Return KL, entropy and auxiliary loss of each of N rows.
-
-    The posterior logits are ``b = stopped + r``, where ``stopped`` holds the values of ``a`` and decides where a
-    gradient may go. Equals::
-
-        mask_kl(stopped + r, a, target), mask_entropy(a), auxiliary(r, target, prior_correction=prior_correction)
-
-    >>> a, r = torch.zeros(2, 1, 4)
-    >>> {name: round(float(x), 4) for name, x in regularisers(a, a, r, torch.tensor([1]))._asdict().items()}
-    {'kl': 0.6931, 'entropy': 2.7726, 'auxiliary': 2.7726}
-    """
-    if is_transformed(a):
-        return _plain_regularisers(a, stopped, r, target, prior_correction)
-    function = _CompiledRegularisers if torch.compiler.is_compiling() else _FusedRegularisers
-    return Regularisers(*function.apply(a, stopped, r, target, prior_correction))  # type: ignore[no-untyped-call]
-
-
-def _plain_nll(
-    o: Tensor, mask_logits: Tensor, uniform: Tensor, target: Tensor, temperature: float, epsilon: float
-) -> Tensor:
-    return masked_nll(o, log_relaxed_mask(mask_logits, uniform, temperature), target, epsilon=epsilon)
-
-
-def _plain_regularisers(a: Tensor, stopped: Tensor, r: Tensor, target: Tensor, prior_correction: bool) -> Regularisers:
-    return Regularisers(
-        mask_kl(stopped + r, a, target), mask_entropy(a), auxiliary(r, target, prior_correction=prior_correction)
-    )
-
-
-class _SampledNLL(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, o: Tensor, b: Tensor, uniform: Tensor, target: Tensor, temperature: float, epsilon: float
-    ) -> Tensor:
-        mask, t = torch.empty_like(o), target.unsqueeze(-1)
-        highest, weighed = o.new_empty(2, len(o), 1).unbind()
-        edge = torch.finfo(uniform.dtype).eps / 2
-        for o_, b_, u, t_, z, h, w in _row_blocks(o, b, uniform, t, mask, highest, weighed):
-            torch.clamp(u, edge, 1 - edge, out=z)
-            z.logit_().add_(b_).mul_(1 / temperature).sigmoid_().scatter_(-1, t_, 1.0)
-            # sum_k (z_k + epsilon) exp(o_k - max o) is at least epsilon: no logarithm of z is needed.
-            torch.amax(o_, -1, keepdim=True, out=h)
-            torch.sum((o_ - h).exp_().mul_(z + epsilon), -1, keepdim=True, out=w)
-        log_weighed = weighed.log_()
-        ctx.save_for_backward(o, b, uniform, target, mask, highest, log_weighed)
-        ctx.options = temperature, epsilon
+    def cross_entropy(self, options: Options, row_weight: Tensor | None = None) -> Tensor:
+        """Return the first term of each row, from the sums over all classes."""
+        log_weighed = self.weighed.log()
         # The large numbers first: what is left of them is as large as the result, and its digits survive.
-        return (highest - o.gather(-1, t) + log_weighed).squeeze(-1) - math.log1p(epsilon)
+        nll = (self.highest - self.target_logit) + _over_samples(log_weighed, mean=True) - math.log1p(options.epsilon)
+        nll = nll if row_weight is None else nll * row_weight
+        if not options.label_smoothing:
+            return nll
+        spread = _over_samples((log_weighed * self.kept_weight - self.kept_logit) / self.kept, mean=True)
+        return (1 - options.label_smoothing) * nll + options.label_smoothing * spread
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        o, b, uniform, target, mask, highest, log_weighed = ctx.saved_tensors
-        temperature, epsilon = ctx.options
-        if torch.is_grad_enabled():
-            found = _by_autograd(
-                lambda o, b: (_plain_nll(o, b, uniform, target, temperature, epsilon),), (o, b), (gradient,), ctx
-            )
-            return (*found, None, None, None, None)
-
-        grad_o = torch.empty_like(o)
-        grad_b = torch.empty_like(o) if ctx.needs_input_grad[1] else None
-        t, weight = target.unsqueeze(-1), gradient.unsqueeze(-1)
-        for o_, z, h, lw, w, on_o, on_b in _row_blocks(o, mask, highest, log_weighed, weight, grad_o, grad_b):
-            unmasked = (o_ - h).sub_(lw).exp_().mul_(w)
-            torch.mul(unmasked, z + epsilon, out=on_o)
-            if on_b is not None:
-                # p_k dlog(z_k + epsilon)/db_k = unmasked_k z_k (1 - z_k) / temperature; 0 for z_t = 1
-                torch.mul(unmasked.mul_(z), (1 - z).mul_(1 / temperature), out=on_b)
-        grad_o.scatter_add_(-1, t, -weight)
-        return grad_o, grad_b, None, None, None, None
+    def total(self, cross_entropy: Tensor, options: Options, row_weight: Tensor | None = None) -> Tensor:
+        """Return the objective of each row, from the sums over all classes."""
+        rest = self.kl_less_entropy * options.kl_weight
+        if options.kl_weight != options.entropy_weight:
+            rest = rest.add(self.entropy, alpha=options.kl_weight - options.entropy_weight)
+        rest = rest.add(self.auxiliary, alpha=options.auxiliary_weight)
+        rest = rest if row_weight is None else rest * row_weight
+        return rest.add(cross_entropy, alpha=options.cross_entropy_weight)
 
 
-class _FusedRegularisers(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, a: Tensor, stopped: Tensor, r: Tensor, target: Tensor, prior_correction: bool
-    ) -> tuple[Tensor, ...]:
-        t, shift = target.unsqueeze(-1), _base_rate(a, prior_correction)
-        kl, entropy, auxiliary = a.new_empty(3, len(a)).unbind()
-        for a_, stopped_, r_, t_, *sums in _row_blocks(a, stopped, r, t, kl, entropy, auxiliary):
-            b = stopped_ + r_
-            size = a_.abs()
-            c, s = c_and_s(size)
-            torch.sum(size.mul_(s).add_(c), -1, out=sums[1])
-            # KL = c(a) - c(b) - sign(b) r s(b), and |a| more where a and b differ in sign: nothing cancels
-            sign = torch.copysign(b.new_ones(()), b)  # of 0, either: 0 would be wrong
-            c_b, s_b = c_and_s(b.abs_())
-            c.sub_(c_b).addcmul_(s_b.mul_(sign), r_, value=-1).sub_(sign.mul_(a_).clamp_max_(0))
-            torch.sum(c.scatter_(-1, t_, F.logsigmoid(a_.gather(-1, t_)).neg_()), -1, out=sums[0])
-            evidence = r_ - shift
-            evidence.scatter_(-1, t_, -evidence.gather(-1, t_))
-            torch.sum(c_and_s(evidence.abs())[0].add_(evidence.clamp_min_(0)), -1, out=sums[2])
-        ctx.save_for_backward(a, stopped, r, target)
-        ctx.prior_correction = prior_correction
-        return kl, entropy, auxiliary
+class Known(NamedTuple):
+    """The sums over all classes that gradients need, see :class:`RowSums`.
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        a, stopped, r, target = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            found = _by_autograd(
-                lambda a, stopped, r: _plain_regularisers(a, stopped, r, target, ctx.prior_correction),
-                (a, stopped, r),
-                gradients,
-                ctx,
-            )
-            return (*found, None, None)
-
-        shift = _base_rate(a, ctx.prior_correction)
-        grad_a, grad_r = torch.empty_like(a), torch.empty_like(a)
-        grad_stopped = torch.empty_like(a) if ctx.needs_input_grad[1] else None
-        t, weights = target.unsqueeze(-1), [gradient.unsqueeze(-1) for gradient in gradients]
-        out = (grad_a, grad_stopped, grad_r)
-        for a_, stopped_, r_, t_, w_kl, w_entropy, w_auxiliary, on_a, on_b, on_r in _row_blocks(
-            a, stopped, r, t, *weights, *out
-        ):
-            g = (stopped_ + r_).sigmoid_()
-            on_b = slope(r_, g, on_b).mul_(w_kl).scatter_(-1, t_, 0.0)
-            torch.addcmul(on_b, (r_ - shift).sigmoid_(), w_auxiliary, out=on_r)
-            # KL: rho - g, where the target has g = 1; entropy: -a rho (1 - rho)
-            rho = torch.sigmoid(a_, out=on_a)
-            spread = slope(a_, rho)
-            rho.sub_(g.scatter_(-1, t_, 1.0)).mul_(w_kl).addcmul_(spread, w_entropy, value=-1)
-        grad_r.scatter_add_(-1, t, -weights[2])
-        return grad_a, grad_stopped, grad_r, None, None
-
-
-class _CompiledNLL(torch.autograd.Function):
-    """:class:`_SampledNLL` for a compiler: no blocks, nothing in place, a comparison where the other scatters."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, o: Tensor, b: Tensor, uniform: Tensor, target: Tensor, temperature: float, epsilon: float
-    ) -> Tensor:
-        is_target = _is_target(o, target)
-        mask = torch.where(is_target, 1.0, ((b + logistic(uniform)) / temperature).sigmoid())
-        highest = o.amax(-1, keepdim=True)
-        log_weighed = ((o - highest).exp() * (mask + epsilon)).sum(-1, keepdim=True).log()
-        ctx.save_for_backward(o, target, mask, highest, log_weighed)
-        ctx.options = temperature, epsilon
-        lead = torch.where(is_target, highest - o, 0.0).sum(-1, keepdim=True)
-        return (lead + log_weighed).squeeze(-1) - math.log1p(epsilon)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        o, target, mask, highest, log_weighed = ctx.saved_tensors
-        temperature, epsilon = ctx.options
-        weight = gradient.unsqueeze(-1)
-        unmasked = (o - highest - log_weighed).exp() * weight
-        grad_o = unmasked * (mask + epsilon) - torch.where(_is_target(o, target), weight, 0.0)
-        grad_b = unmasked * mask * (1 - mask) / temperature if ctx.needs_input_grad[1] else None
-        return grad_o, grad_b, None, None, None, None
-
-
-class _CompiledRegularisers(torch.autograd.Function):
-    """:class:`_FusedRegularisers` for a compiler."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, a: Tensor, stopped: Tensor, r: Tensor, target: Tensor, prior_correction: bool
-    ) -> tuple[Tensor, ...]:
-        shift = _base_rate(a, prior_correction)
-        is_target = _is_target(a, target)
-        b = stopped + r
-        c, s = c_and_s(a.abs())
-        entropy = a.abs() * s + c
-        sign = torch.copysign(b.new_ones(()), b)
-        c_b, s_b = c_and_s(b.abs())
-        rivals = c - c_b - sign * r * s_b - (sign * a).clamp(max=0)
-        kl = torch.where(is_target, c - a.clamp(max=0), rivals)
-        evidence = torch.where(is_target, shift - r, r - shift)
-        auxiliary = c_and_s(evidence.abs())[0] + evidence.clamp(min=0)
-        ctx.save_for_backward(a, stopped, r, target)
-        ctx.shift = shift
-        return kl.sum(-1), entropy.sum(-1), auxiliary.sum(-1)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        a, stopped, r, target = ctx.saved_tensors
-        w_kl, w_entropy, w_auxiliary = (gradient.unsqueeze(-1) for gradient in gradients)
-        is_target = _is_target(a, target)
-        g, rho = (stopped + r).sigmoid(), a.sigmoid()
-        grad_a = (rho - torch.where(is_target, 1.0, g)) * w_kl - rho * (1 - rho) * a * w_entropy
-        grad_b = torch.where(is_target, 0.0, g * (1 - g) * r * w_kl)
-        grad_r = grad_b + ((r - ctx.shift).sigmoid() - is_target.to(r.dtype)) * w_auxiliary
-        return grad_a, grad_b if ctx.needs_input_grad[1] else None, grad_r, None, None
-
-
-def c_and_s(
-    size: Tensor, x1: Tensor | None = None, x2: Tensor | None = None, x3: Tensor | None = None, x4: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return ``c(x) = log(1 + exp(-|x|))`` and ``s(x) = sigmoid(-|x|)`` of ``size = |x|``, in x3 and x1 if given.
-
-    ``log sigmoid(x) = min(x, 0) - c(x)``, and entropy and KL made of these two have no large numbers that cancel.
-
-    >>> c_and_s(torch.tensor([0.0, 30.0]))
-    (tensor([6.9315e-01, 9.3576e-14]), tensor([5.0000e-01, 9.3576e-14]))
+    >>> Known._fields
+    ('highest', 'weighed', 'kept', 'kept_weight')
     """
-    small = torch.neg(size, out=x1).exp_()
-    one_more = torch.add(small, 1, out=x2)
-    # log1p takes five times as long as log. What rounding took from 1 + small is added again: all of it where small is
-    # small, and where it is not, nobody sees it.
-    lost = torch.sub(small, torch.sub(one_more, 1, out=x4), out=x4)
-    return torch.log(one_more, out=x3).add_(lost), small.div_(one_more)
+
+    highest: Tensor
+    weighed: Tensor
+    kept: Tensor
+    kept_weight: Tensor
 
 
-def slope(gradient: Tensor, sigmoid: Tensor, out: Tensor | None = None) -> Tensor:
-    """Return ``gradient * sigmoid * (1 - sigmoid)`` in one pass.
+class Block(NamedTuple):
+    """Some of the classes, for N rows.
 
-    >>> slope(torch.tensor(2.0), torch.tensor(0.5))
-    tensor(0.5000)
+    >>> Block._fields[:3]
+    ('o', 'a', 'r')
     """
-    if out is None:
-        result: Tensor = torch.ops.aten.sigmoid_backward(gradient, sigmoid)
-        return result
-    torch.ops.aten.sigmoid_backward.grad_input(gradient, sigmoid, grad_input=out)
-    return out
+
+    o: Tensor | None  # class logits (N, width); None where the likelihood is computed elsewhere
+    a: Tensor  # retain logits
+    r: Tensor | None  # corrections; None where the posterior is the prior, q = p
+    column: Tensor  # (N, 1): where the target of each row is
+    inside: Tensor | None = None  # (N, 1): whether it is in this block at all; None: all are
+    noise: tuple[Tensor, ...] = ()  # uniform numbers (N, width) or (S, N, width); or hashes of rows and of classes
+    class_weight: Tensor | None = None  # (width,), for label smoothing
+    row_weight: Tensor | None = None  # (N, 1), the weight of each row's label, for label smoothing
 
 
-def _is_target(x: Tensor, target: Tensor) -> Tensor:
-    return torch.arange(x.shape[-1], device=x.device) == target.unsqueeze(-1)
+class Gradients(NamedTuple):
+    """The gradients of the row totals; ``b`` is that of the a inside ``b = a + r``, which may go elsewhere.
+
+    >>> Gradients._fields
+    ('o', 'a', 'r', 'b')
+    """
+
+    o: Tensor | None = None
+    a: Tensor | None = None
+    r: Tensor | None = None
+    b: Tensor | None = None
 
 
-def _by_autograd(
-    function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], gradients: Sequence[Tensor], ctx: Any
-) -> list[Tensor | None]:
-    """Differentiate the plain form instead, so that the result can be differentiated again (``create_graph=True``)."""
-    needed = ctx.needs_input_grad[: len(inputs)]
-    wanted = [x for x, need in zip(inputs, needed, strict=True) if need]
-    pairs = [(y, g) for y, g in zip(function(*inputs), gradients, strict=True) if y.requires_grad]
-    outputs, cotangents = zip(*pairs, strict=True)
-    found = iter(torch.autograd.grad(outputs, wanted, cotangents, create_graph=True, materialize_grads=True))
-    return [next(found) if need else None for need in needed]
+def block(
+    x: Block,
+    options: Options,
+    *,
+    known: Known | None = None,
+    gradients: bool = True,
+    out: Gradients = Gradients(),  # noqa: B008
+) -> tuple[RowSums, Gradients]:
+    """Return the sums of each row over a block of classes, and the gradients of the row totals.
+
+    Args:
+        x: the block.
+        options: see :class:`Options`.
+        known: the sums over all classes, for the gradients; None where they are those of this block.
+        gradients: whether to compute them.
+        out: where to put them.
+
+    >>> o, a, r = torch.zeros(3, 1, 4)
+    >>> x = Block(o, a, r, torch.tensor([[1]]), noise=(torch.full((1, 4), 0.3),))
+    >>> sums, found = block(x, Options())
+    >>> sums.weighed, found.o  # u = 0.3 < 1/2: every class is kept
+    (tensor([4.]), tensor([[ 0.2500, -0.7500,  0.2500,  0.2500]]))
+    """
+    b = _put(x.a.clone() if x.r is None else x.a + x.r, x, math.inf)
+    g = b.sigmoid()
+    likelihood, on_o, on_b = _likelihood(x, b, g, options, known, gradients, out.o)
+
+    rho = x.a.sigmoid()
+    positive = _above(b, 0.0)
+    g_less, rho_less = g - positive, rho - positive
+    kl_less_entropy = _dot(rho_less, x.a) + _log_product(1 - g_less.abs())
+    if x.r is not None:
+        kl_less_entropy = kl_less_entropy + _dot(g_less, x.r)
+    uncertainty = aux = torch.zeros_like(kl_less_entropy)
+    if options.sum_entropy or options.kl_weight != options.entropy_weight:
+        uncertainty = entropy(x.a, rho)
+    if x.r is not None:
+        aux, rising = _auxiliary(x.r - options.base_rate, x)
+    sums = RowSums(*likelihood, kl_less_entropy, uncertainty, aux)
+    if not gradients:
+        return sums, Gradients()
+
+    on_a = _weighted(rho_less.sub_(g_less), options.kl_weight, x.row_weight)
+    slope = _weighted(torch.ops.aten.sigmoid_backward(x.a, rho), 1.0, x.row_weight)
+    on_a = torch.add(on_a, slope, alpha=options.entropy_weight, out=out.a)
+    on_r = None
+    if x.r is not None:
+        slope = torch.ops.aten.sigmoid_backward(x.r, g)
+        on_b = _weighted(slope, options.kl_weight, x.row_weight).add_(0.0 if on_b is None else on_b)
+        rising = _weighted(rising, 1.0, x.row_weight)
+        on_r = torch.add(on_b, rising, alpha=options.auxiliary_weight, out=out.r)
+    if out.b is not None and on_b is not None:
+        on_b = out.b.copy_(on_b)
+    return sums, Gradients(on_o, on_a, on_r, on_b)
 
 
-def _base_rate(x: Tensor, prior_correction: bool) -> float:
-    return math.log(x.shape[-1] - 1) if prior_correction else 0.0
+def _likelihood(
+    x: Block, b: Tensor, g: Tensor, options: Options, known: Known | None, gradients: bool, out: Tensor | None
+) -> tuple[tuple[Tensor, ...], Tensor | None, Tensor | None]:
+    """Return the sums, and the gradients of o and, through relaxed masks, of b."""
+    if x.o is None:
+        return (x.a.new_zeros(len(x.a)),) * 6, None, None
+    z = _mask(b, g, x.noise, options)
+    highest = x.o.amax(-1) if known is None else known.highest
+    unmasked = (x.o - highest.unsqueeze(-1)).exp_()
+    # sum_k (z_k + epsilon) exp(o_k - max o) is at least epsilon: no logarithm of z is needed.
+    plain = not (options.label_smoothing or options.mask_gradient or options.samples > 1)
+    weighed = z.add_(options.epsilon).mul_(unmasked) if plain else (z + options.epsilon) * unmasked
+    total = weighed.sum(-1)
+    kept = kept_weight = kept_logit = torch.zeros_like(total)
+    share = z if x.class_weight is None else z * x.class_weight
+    if options.label_smoothing:
+        kept, kept_weight = z.sum(-1), share.sum(-1)
+        log_left = (x.o - highest.unsqueeze(-1)) + (z + options.epsilon).log_()
+        kept_logit = (share * log_left).sum(-1)
+    sums = (highest, total, _pick(x.o, x), kept, kept_weight, kept_logit)
+    if not gradients:
+        return sums, None, None
+
+    if known is not None:
+        total, kept, kept_weight = known.weighed, known.kept, known.kept_weight
+    on_nll: Any = options.cross_entropy_weight * (1 - options.label_smoothing)
+    if x.row_weight is not None:
+        on_nll = on_nll * x.row_weight
+    on_softmax = on_nll / total.unsqueeze(-1)
+    on_spread = None
+    if options.label_smoothing:
+        on_spread = (options.cross_entropy_weight * options.label_smoothing / kept).unsqueeze(-1)
+        on_softmax = on_softmax + on_spread * (kept_weight / total).unsqueeze(-1)
+    if options.samples > 1:
+        on_softmax = on_softmax / options.samples
+        on_spread = None if on_spread is None else on_spread / options.samples
+    on_o = torch.mul(weighed, on_softmax, out=out if plain else None)
+    on_o = on_o if on_spread is None else on_o - share * on_spread
+    on_o = add_at_target(_over_samples(on_o), x, -on_nll)
+    if out is not None and not plain:
+        on_o = out.copy_(on_o)
+    if not options.mask_gradient:
+        return sums, on_o, None
+    on_z = unmasked * on_softmax
+    if on_spread is not None:
+        on_z = on_z - share / (z + options.epsilon) * on_spread
+    # dz_k/db_k = z_k (1 - z_k) / temperature, which is 0 for z_t = 1
+    return sums, on_o, _over_samples(torch.ops.aten.sigmoid_backward(on_z, z)) / options.temperature
 
 
-def _row_blocks(*tensors: Tensor | None) -> Iterable[tuple[Any, ...]]:
-    """Return parts of the tensors, block after block of their rows; the tensors themselves where all is one block."""
-    first = tensors[0]
-    if first is None or first.numel() <= _BLOCK:
-        return [tensors]
-    step = max(1, _BLOCK // first.shape[-1])
-    parts = [[None] * -(-len(first) // step) if x is None else torch.split(x, step) for x in tensors]
-    return zip(*parts, strict=True)
+def _mask(b: Tensor, g: Tensor, noise: tuple[Tensor, ...], options: Options) -> Tensor:
+    """Draw the masks z: Bernoulli(g), or relaxed ones where a gradient goes through them. The target's is 1."""
+    hashed = len(noise) == 2
+    if options.mask_gradient:
+        drawn = combine(*noise, b.dtype).logit_() if hashed else logistic(noise[0])
+        return drawn.add_(b).mul_(1 / options.temperature).sigmoid_()
+    return _above(g, combine(*noise, b.dtype) if hashed else noise[0])
+
+
+def entropy(a: Tensor, rho: Tensor) -> Tensor:
+    """Return the entropy of the prior: the sum of ``|a| s - log(1 - s)`` with ``s = min(rho, 1 - rho)``.
+
+    >>> entropy(torch.zeros(1, 2), torch.full((1, 2), 0.5)) / torch.tensor(2.0).log()  # two fair coins: two bits
+    tensor([2.])
+    """
+    rarer = torch.minimum(rho, 1 - rho)
+    return _dot(a.abs(), rarer) - _log_product(1 - rarer)
+
+
+def _auxiliary(evidence: Tensor, x: Block) -> tuple[Tensor, Tensor]:
+    """Return the binary cross entropy of ``sigmoid(evidence)`` against the label, and its gradient."""
+    wrong = _negate_target(evidence, x)  # what speaks for the wrong answer
+    v = wrong.sigmoid()
+    value = wrong.clamp_min(0).sum(-1) - _log_product(torch.maximum(v, 1 - v))
+    return value, _negate_target(v, x)
+
+
+def join(first: RowSums, second: RowSums) -> RowSums:
+    """Return the sums over the classes of both.
+
+    >>> one = RowSums(*torch.tensor([[0.0], [1.0], [0.0], [0.0], [0.0], [0.0], [2.0], [3.0], [4.0]]))
+    >>> join(one, one).weighed
+    tensor([2.])
+    """
+    highest = torch.maximum(first.highest, second.highest)
+    pairs = zip(first.relative_to(highest), second.relative_to(highest), strict=True)
+    return RowSums(highest, *(x + y for x, y in pairs))
+
+
+# --- the target's entry of each row ------------------------------------------------------------------------------
+# Gather and scatter touch one number per row. A compiler would start a kernel for each, so there it is a comparison.
+
+
+def _is_target(y: Tensor, x: Block) -> Tensor:
+    found = torch.arange(y.shape[-1], device=y.device) == x.column
+    return found if x.inside is None else found & x.inside
+
+
+def _pick(y: Tensor, x: Block) -> Tensor:
+    """Return the target's entry (N,), 0 where the target is in another block."""
+    if torch.compiler.is_compiling():
+        return torch.where(_is_target(y, x), y, 0.0).sum(-1)
+    found = y.gather(-1, x.column)
+    return (found if x.inside is None else found * x.inside).squeeze(-1)
+
+
+def _put(y: Tensor, x: Block, value: float) -> Tensor:
+    if torch.compiler.is_compiling():
+        return torch.where(_is_target(y, x), value, y)
+    if x.inside is None:
+        return y.scatter_(-1, x.column, value)
+    return y.scatter_(-1, x.column, torch.where(x.inside, value, y.gather(-1, x.column)))
+
+
+def _negate_target(y: Tensor, x: Block) -> Tensor:
+    if torch.compiler.is_compiling():
+        return torch.where(_is_target(y, x), -y, y)
+    found = y.gather(-1, x.column)
+    return y.scatter_(-1, x.column, -found if x.inside is None else torch.where(x.inside, -found, found))
+
+
+def add_at_target(y: Tensor, x: Block, value: Tensor | float) -> Tensor:
+    """Add a value to the target's entry of each row, in place."""
+    if torch.compiler.is_compiling():
+        return y + torch.where(_is_target(y, x), value, 0.0)
+    found = y.gather(-1, x.column) + (value if x.inside is None else x.inside.to(y.dtype) * value)
+    return y.scatter_(-1, x.column, found)
+
+
+# --- one pass over memory each -----------------------------------------------------------------------------------
+
+
+def _above(x: Tensor, threshold: Tensor | float) -> Tensor:
+    """Return 1 where ``x > threshold``, else 0, as numbers: a tensor of truth values takes ten times as long."""
+    if torch.compiler.is_compiling():
+        return (x > threshold).to(x.dtype)
+    return torch.gt(x, threshold, out=torch.empty_like(x if isinstance(threshold, float) else threshold))
+
+
+def _dot(x: Tensor, y: Tensor) -> Tensor:
+    """Return the sum of ``x * y`` over the classes; a matrix product would follow autocast."""
+    return (x * y).sum(-1)
+
+
+def _log_product(factors: Tensor) -> Tensor:
+    """Return the sum of the logarithms of numbers between 1/2 and 1 over the classes."""
+    whole = factors.shape[-1] // _FACTORS * _FACTORS
+    rest = factors[..., whole:].prod(-1).log()
+    if not whole:
+        return rest
+    return factors[..., :whole].unflatten(-1, (-1, _FACTORS)).prod(-1).log().sum(-1) + rest
+
+
+def _weighted(x: Tensor, weight: float, row_weight: Tensor | None) -> Tensor:
+    x = x if weight == 1.0 else x.mul_(weight)
+    return x if row_weight is None else x.mul_(row_weight)
+
+
+def _over_samples(x: Tensor, mean: bool = False) -> Tensor:
+    """Return the sum over S masks per row, or their mean; ``x`` itself where there is one."""
+    rows = 1 if mean else 2
+    if x.dim() == rows:
+        return x
+    return x.mean(0) if mean else x.sum(0)
+
+
+# --- the plain form ----------------------------------------------------------------------------------------------
+
+
+def plain_terms(
+    o: Tensor | None,
+    a: Tensor,
+    stopped: Tensor,
+    r: Tensor | None,
+    uniform: Tensor | None,
+    target: Tensor,
+    options: Options,
+    class_weight: Tensor | None = None,
+) -> dict[str, Tensor]:
+    """Return the terms of each row by the equations of :mod:`dropmax.functional`, for autograd to differentiate.
+
+    ``stopped`` holds the values of ``a``, and says where a gradient of the posterior logits ``b = stopped + r`` goes.
+    Without r the posterior is the prior, and there is no auxiliary term.
+
+    >>> o, a, r = torch.zeros(3, 1, 4)
+    >>> found = plain_terms(o, a, a, r, torch.full((1, 4), 0.3), torch.tensor([1]), Options())
+    >>> {name: round(float(value), 4) for name, value in found.items()}
+    {'cross_entropy': 1.3863, 'kl': 0.6931, 'entropy': 2.7726, 'auxiliary': 2.7726}
+    """
+    b = stopped if r is None else stopped + r
+    terms = {}
+    if o is not None and uniform is not None:
+        log_mask = log_hard_mask(b, uniform)
+        if options.mask_gradient:
+            log_mask = log_relaxed_mask(b, uniform, options.temperature)
+        smoothing = options.label_smoothing
+        terms["cross_entropy"] = masked_nll(
+            o, log_mask, target, epsilon=options.epsilon, label_smoothing=smoothing, class_weight=class_weight
+        )
+    terms["kl"] = mask_kl(b, a, target)
+    terms["entropy"] = mask_entropy(a)
+    if r is not None:
+        terms["auxiliary"] = auxiliary(r - options.base_rate, target)
+    return terms

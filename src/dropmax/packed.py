@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 from dropmax.checks import check_choice, check_features
 from dropmax.errors import InvalidType, InvalidValue
-from dropmax.functional import mean_logits
-from dropmax.heads.base import REDUCTIONS, Head, Loss
+from dropmax.functional import cross_entropy
+from dropmax.heads.base import Head
+from dropmax.heads.dropmax import DropMax
+from dropmax.heads.loss import REDUCTIONS, Loss, RowLosses
 
 __all__ = ["DropMaxLoss", "PackedHead", "features_of"]
 
@@ -59,7 +61,7 @@ class PackedHead(nn.Module):
             logits: Tensor = self.head(features)
             return logits
         check_features(features, self.head.in_features)
-        parts = list(self.head._mapped(features).values())
+        parts = list(self.head.logits(features).values())
         if _is_marked(self.head):
             parts.append(parts[0].new_zeros(*features.shape[:-1], 1))
         return torch.cat(parts, -1)
@@ -125,17 +127,14 @@ class DropMaxLoss(nn.Module):
         head = self.head
         reduction = self.reduction if reduction is None else reduction
         check_choice("reduction", reduction, REDUCTIONS)
-        if self._is_packed(output):
-
-            def packed_terms(rows: Tensor, labels: Tensor) -> dict[str, Tensor]:
-                return head._terms_of_logits(_split(head, rows), labels, head._noise(rows, noise, output.shape[:-1]))
-
-            return head._reduced(packed_terms, head._coefficients(), output, target, reduction)
-
-        def cross_entropy(rows: Tensor, labels: Tensor) -> dict[str, Tensor]:
-            return {"cross_entropy": head._cross_entropy(rows, labels)}
-
-        return head._reduced(cross_entropy, {"cross_entropy": 1.0}, output, target, reduction)
+        packed = self._is_packed(output)
+        labels, counts = head.check_labels(target, output.shape[:-1])
+        rows = output.reshape(-1, output.shape[-1])
+        if packed:
+            losses = head.row_losses_of(_split(head, rows), labels, head.check_noise(noise, rows, output.shape[:-1]))
+        else:
+            losses = _cross_entropies(head, rows, labels)
+        return head.reduce(losses, labels, counts, reduction, target.shape)
 
     def logits(self, output: Tensor) -> Tensor:
         """Return the K logits of the mean prediction from what the model returned in either mode.
@@ -149,8 +148,7 @@ class DropMaxLoss(nn.Module):
         """
         if not self._is_packed(output):
             return output
-        parts = _split(self.head, output)
-        return mean_logits(parts["classifier"], parts["retain"]) if "retain" in parts else parts["classifier"]
+        return self.head.prediction_logits(_split(self.head, output))
 
     def compute_loss_func(self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
         """Return the loss as Hugging Face's ``Trainer(compute_loss_func=criterion.compute_loss_func)`` wants it.
@@ -227,27 +225,42 @@ def _find_head(module: nn.Module) -> Head:
     return _packable(module) if isinstance(module, Head) else _find_packed(module).head
 
 
+def _cross_entropies(head: Head, logits: Tensor, target: Tensor) -> RowLosses:
+    """Return the cross entropy of the mean prediction, as ``nn.CrossEntropyLoss`` with the head's options."""
+    found = cross_entropy(logits, target, label_smoothing=head.label_smoothing, class_weight=head.class_weight)
+    return RowLosses(found, ("cross_entropy",), lambda: {"cross_entropy": found})
+
+
 def _is_marked(head: Head) -> bool:
     """Say whether training differs from prediction while both have K logits: then a column of zeros marks training."""
-    return len(head._loss_inputs()) == 1 and head.noise_shape(1) is not None
+    return len(_packed_names(head)) == 1 and head.noise_shape(1) is not None
 
 
 def _packed_width(head: Head) -> int:
-    return head.num_classes * len(head._loss_inputs()) + _is_marked(head)
+    return head.num_classes * len(_packed_names(head)) + _is_marked(head)
+
+
+def _packed_names(head: Head) -> tuple[str, ...]:
+    """Return the names of what :meth:`Head.logits` returns, by asking it about no rows."""
+    with torch.no_grad():
+        return tuple(head.logits(head.classifier.weight.new_empty(0, head.in_features)))
 
 
 def _split(head: Head, packed: Tensor) -> dict[str, Tensor]:
     """Undo the concatenation; the mark is left over."""
     size = head.num_classes
-    return {name: packed[..., i * size : (i + 1) * size] for i, name in enumerate(head._loss_inputs())}
+    return {name: packed[..., i * size : (i + 1) * size] for i, name in enumerate(_packed_names(head))}
 
 
 def _packable(head: Head) -> Head:
-    """Refuse a head whose loss is not what ``_terms_of_logits`` says, because a class below it says ``_terms``."""
-    definition = next(cls for cls in type(head).__mro__ if vars(cls).keys() & {"_terms", "_terms_of_logits"})
-    if "_terms_of_logits" not in vars(definition) or not getattr(head, "packable", True):
-        raise InvalidType(f"the loss of {head.name!r} cannot be computed from logits alone, so it cannot be packed")
-    if getattr(head, "chunk_classes", None):
+    """Refuse a head whose loss is not computed from its logits, or whose logits are never there all at once."""
+    if not head.packable:
+        raise InvalidType(
+            f"the loss of {head.name!r} cannot be computed from logits alone, so it cannot be packed: "
+            f"{type(head).__name__} has a loss() of its own. Override the hooks logits() and terms() instead, or set "
+            "packable = True on the class if its loss() changes no number"
+        )
+    if isinstance(head, DropMax) and head.chunk_classes:
         raise InvalidValue(
             f"chunk_classes={head.chunk_classes} never holds the logits of all classes, and a packed output is just "
             "those: leave it out, or call head.loss(features, target)"

@@ -67,7 +67,7 @@ def test_the_marginal_objective_is_log_p_of_the_label_and_the_entropy() -> None:
 @pytest.mark.parametrize("mask_gradient", [True, False])
 def test_who_learns_from_the_exact_likelihood(mask_gradient: bool) -> None:
     head, features, target = head_and_batch(likelihood="exact", mask_gradient=mask_gradient)
-    nll = head.loss(features, target).terms["cross_entropy"]
+    nll = head.terms(head.logits(features), target, None)["cross_entropy"].sum()
     parameters = dict(head.named_parameters())
     found = torch.autograd.grad(nll, list(parameters.values()), allow_unused=True)
     learns = {name for name, g in zip(parameters, found, strict=True) if g is not None and (g != 0).any()}
@@ -95,7 +95,7 @@ class _Term(torch.nn.Module):
         self.head = head
 
     def forward(self, features: Tensor, target: Tensor) -> Tensor:
-        return self.head.loss(features, target).terms["cross_entropy"]
+        return self.head.terms(self.head.logits(features), target, None)["cross_entropy"]
 
 
 @pytest.mark.parametrize("likelihood", ["exact", "marginal"])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import dropmax
-from dropmax import HEADS, PAPER_OBJECTIVE, DropMax, make_head, objective
+from dropmax import HEADS, PAPER_OBJECTIVE, DropMax, make_head
 from dropmax.heads.masked import MaskedHead
 from tests import enumeration as naive
 
@@ -24,7 +24,10 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("sampled-softmax", {"fraction": 1.0}),
     ("dropmax-qp", {"gamma": 0.1, "samples": 3}),
     ("dropmax", {"samples": 3}),
+    ("dropmax", {"samples": 3, "mask_gradient": True, "label_smoothing": 0.1}),
+    ("dropmax", {"mask_gradient": True, "class_weight": [1.0, 2.0, 0.5, 1.0, 3.0]}),
     ("dropmax", {"stop_gradient": "parameters"}),
+    ("dropmax", {"rank": 2}),
     ("dropmax", {"prior_correction": True, "kl_weight": 0.3, "entropy_weight": 0.2, "auxiliary_weight": 5.0}),
     ("dropmax", {"mask_gradient": False, "label_smoothing": 0.1, "class_weight": [1.0, 2.0, 0.5, 1.0, 3.0]}),
     ("dropmax", {"epsilon": 1e-35}),
@@ -80,11 +83,11 @@ def test_numerical_gradient_of_dropmax_with_the_stopped_logit_held_fixed(
         h_stop = features.detach() if stop_gradient == "logits" else h
         b = h_stop @ reference["retain.weight"].T + reference["retain.bias"] + r
         z = torch.sigmoid((b + noise.log() - (1 - noise).log()) / 0.1)
-        if not mask_gradient:
+        if not mask_gradient:  # hard masks of what was there before anything moved
             frozen = features.detach()
             b0 = frozen @ reference["retain.weight"].T + reference["retain.bias"]
             b0 = b0 + frozen @ reference["correction.weight"].T + reference["correction.bias"]
-            z = torch.sigmoid((b0 + noise.log() - (1 - noise).log()) / 0.1)
+            z = (noise < b0.sigmoid()).to(F64)
         z = z.scatter(-1, target[:, None], 1.0)
         y = nn.functional.one_hot(target, 5)
         g, rho = b.sigmoid(), a.sigmoid()
@@ -108,26 +111,33 @@ def test_numerical_gradient_of_dropmax_with_the_stopped_logit_held_fixed(
 
 
 def gradients(head: dropmax.Head, term: str, features: Tensor, target: Tensor) -> dict[str, bool]:
-    """Which parameters (and the features) get a gradient from a term."""
+    """Which parameters (and the features) get a gradient from a term, by the hooks of the head."""
     features = features.clone().requires_grad_()
     inputs = {"features": features, **dict(head.named_parameters())}
-    grads = torch.autograd.grad(head.loss(features, target).terms[term], list(inputs.values()), allow_unused=True)
+    noise = torch.rand(head.noise_shape(len(features)) or (), dtype=F64)
+    found = head.terms(head.logits(features), target, noise)[term].sum()
+    grads = torch.autograd.grad(found, list(inputs.values()), allow_unused=True)
     reached = {k: g is not None and bool((g != 0).any()) for k, g in zip(inputs, grads, strict=True)}
     return {k.removesuffix(".weight"): v for k, v in reached.items() if not k.endswith(".bias")}
 
 
-@pytest.mark.parametrize("fused", [True, False])
+def gradients_of_total(head: DropMax, term: str, features: Tensor, target: Tensor) -> dict[str, bool]:
+    """The same by the fast form, with the weights of all other terms at zero."""
+    for name in ("cross_entropy", "kl", "entropy", "auxiliary"):
+        setattr(head, f"{name}_weight", float(name == term))
+    features = features.clone().requires_grad_()
+    inputs = {"features": features, **dict(head.named_parameters())}
+    grads = torch.autograd.grad(head.loss(features, target).total, list(inputs.values()), allow_unused=True)
+    reached = {k: g is not None and bool((g != 0).any()) for k, g in zip(inputs, grads, strict=True)}
+    return {k.removesuffix(".weight"): v for k, v in reached.items() if not k.endswith(".bias")}
+
+
+@pytest.mark.parametrize("of", [gradients, gradients_of_total])
 @pytest.mark.parametrize("stop_gradient", ["logits", "parameters"])
-def test_which_parameters_learn_from_which_term(
-    stop_gradient: str, fused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_which_parameters_learn_from_which_term(stop_gradient: str, of: Any) -> None:
     head = DropMax(6, 5, stop_gradient=stop_gradient, dtype=F64, **PAPER_OBJECTIVE)
-    if not fused:
-        monkeypatch.setattr(objective, "is_transformed", lambda x: True)
     features, target = batch()
-    reached = {
-        term: gradients(head, term, features, target) for term in ("cross_entropy", "kl", "entropy", "auxiliary")
-    }
+    reached = {term: of(head, term, features, target) for term in ("cross_entropy", "kl", "entropy", "auxiliary")}
     # theta learns from KL and entropy, never from the sampled likelihood.
     assert reached["cross_entropy"] == {"features": True, "classifier": True, "retain": False, "correction": True}
     assert reached["kl"] == {"features": True, "classifier": False, "retain": True, "correction": True}
@@ -211,8 +221,9 @@ def test_monte_carlo_converges_to_the_mean_over_all_masks(name: str) -> None:
         assert ((row - mean).abs() <= 4 * error + 1e-9).all()
 
 
-def test_the_sampled_likelihood_converges_to_the_enumerated_one_as_the_masks_get_hard() -> None:
-    head = DropMax(6, 6, dtype=F64, temperature=1e-3, samples=20_000)
+@pytest.mark.parametrize("mask_gradient", [True, False])
+def test_the_sampled_likelihood_converges_to_the_enumerated_one_where_the_masks_are_hard(mask_gradient: bool) -> None:
+    head = DropMax(6, 6, dtype=F64, temperature=1e-3, samples=20_000, mask_gradient=mask_gradient)
     h, target = torch.randn(1, 6, dtype=F64), torch.tensor([2])
     sampled = head.loss(h, target).terms["cross_entropy"]
     masks = naive.all_masks(6)
@@ -376,3 +387,104 @@ def test_heads_learn_a_separable_problem(name: str) -> None:
         optimiser.step()
     accuracy = (head.predict_proba(features).argmax(-1) == target).float().mean()
     assert accuracy > 0.97
+
+
+def test_a_low_rank_starts_like_full_rank_and_theta_has_two_factors() -> None:
+    torch.manual_seed(0)
+    features = torch.randn(64, 96)
+    full, low = DropMax(96, 2000), DropMax(96, 2000, rank=16)
+    for name in ("retain", "correction"):
+        x, y = (getattr(head, name)(features) for head in (full, low))
+        assert float(y.std()) == pytest.approx(float(x.std()), rel=0.1)
+        assert abs(float(y.mean())) < 0.05
+    decayed, free = low.param_groups(weight_decay=0.1)
+    assert {id(p) for p in free["params"]} == {id(p) for p in low.retain.parameters()}
+    assert [tuple(p.shape) for p in free["params"]] == [(16, 96), (2000, 16), (2000,)]
+    assert len(decayed["params"]) == 5
+    assert repr(low) == "DropMax(in_features=96, num_classes=2000, rank=16)"
+    twin = make_head(**low.config())
+    twin.load_state_dict(low.state_dict())
+    torch.testing.assert_close(twin(features), low(features))
+
+
+@pytest.mark.parametrize("likelihood", ["sampled", "exact", "marginal"])
+def test_a_low_rank_is_the_full_rank_of_the_product_of_its_factors(likelihood: str) -> None:
+    low, full = (DropMax(6, 5, rank=rank, likelihood=likelihood, dtype=F64) for rank in (3, None))
+    with torch.no_grad():
+        full.classifier.load_state_dict(low.classifier.state_dict())
+        for name in ("retain", "correction"):
+            factors, product = getattr(low, name), getattr(full, name)
+            product.weight.copy_(factors.up.weight @ factors.down.weight)
+            product.bias.copy_(factors.up.bias)
+    features, target = batch()
+    noise = torch.rand(4, 5, dtype=F64)
+    results = []
+    for head in (low, full):
+        h = features.clone().requires_grad_()
+        loss = head.loss(h, target, noise=noise)
+        loss.total.backward()
+        results.append((loss.total, dict(loss.terms), h.grad, head.predict_proba(h, "exact"), head.topk(h, 3).values))
+    torch.testing.assert_close(*results)
+
+
+def test_a_head_of_ones_own_in_ten_lines() -> None:
+    class Focal(dropmax.Head):
+        name = "focal"
+
+        def terms(self, logits: Any, target: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
+            nll = self.cross_entropy(logits["classifier"], target)
+            return {"focal": (1 - (-nll).exp()) ** 2 * nll}
+
+    weight = [1.0, 2.0, 0.5, 1.0, 3.0]
+    head = Focal(6, 5, dtype=F64, class_weight=weight, ignore_index=-1)
+    features, target = batch()
+    target[1] = -1
+    p = head.predict_proba(features)[target != -1, target[target != -1]]
+    w = torch.tensor(weight, dtype=F64)[target[target != -1]]
+    expected = (w * -((1 - p) ** 2) * p.log()).sum() / w.sum()
+    total, terms = head.loss(features, target)
+    torch.testing.assert_close(total, expected)
+    assert list(terms) == ["focal"]
+    packed = dropmax.PackedHead(head)
+    torch.testing.assert_close(dropmax.DropMaxLoss(packed)(packed(features), target), expected)
+    assert head.topk(features, 2).indices.shape == (4, 2)
+
+
+def test_another_prior_on_the_masks_replaces_the_fast_form() -> None:
+    class Favoured(DropMax):
+        name = "favoured"
+
+        def terms(self, logits: Any, target: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
+            return super().terms({**logits, "retain": logits["retain"] + 1.0}, target, noise)
+
+    head, plain = Favoured(6, 5, dtype=F64), DropMax(6, 5, dtype=F64)
+    assert (head.fused, plain.fused) == (False, True)
+    plain.load_state_dict(head.state_dict())
+    with torch.no_grad():
+        plain.retain.bias += 1.0
+    features, target = batch()
+    noise = torch.rand(4, 5, dtype=F64)
+    found, expected = (one.loss(features, target, noise=noise).total for one in (head, plain))
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_head_without_terms_says_what_is_missing() -> None:
+    class Nothing(dropmax.Head):
+        name = "nothing"
+
+    with pytest.raises(NotImplementedError, match=r"Nothing must define terms\(self, logits, target, noise\)"):
+        Nothing(6, 5).loss(torch.zeros(1, 6), torch.tensor([0]))
+
+
+def test_terms_are_computed_when_somebody_looks_and_survive_the_optimiser() -> None:
+    head = DropMax(6, 5, dtype=F64)
+    features, target = batch()
+    noise = torch.rand(4, 5, dtype=F64)
+    expected = {k: v.mean() for k, v in head.terms(head.logits(features), target, noise).items()}
+    loss = head.loss(features, target, noise=noise)
+    loss.total.backward()
+    with torch.no_grad():
+        for p in head.parameters():
+            p.zero_()
+    torch.testing.assert_close(dict(loss.terms), {k: v.detach() for k, v in expected.items()})
+    assert not any(x.requires_grad for x in loss.terms.values())

@@ -17,7 +17,7 @@ from dropmax.errors import InvalidValue
 from dropmax.functional import _wide
 from dropmax.heads.base import Head
 from dropmax.heads.dropmax import DropMax
-from dropmax.objective import regularisers
+from dropmax.objective import plain_terms
 
 __all__ = ["DropMaxSoftmaxRetain", "DropMaxUnmasked"]
 
@@ -50,28 +50,41 @@ class DropMaxUnmasked(DropMax):
             raise InvalidValue(f"{self.name} has no masks: likelihood={self.likelihood!r} means nothing, leave it out")
         self.masked_prediction = masked_prediction
 
-    def forward(self, features: Tensor) -> Tensor:
-        """Return the class logits; with ``masked_prediction``, ``o + log rho``."""
-        return super().forward(features) if self.masked_prediction else Head.forward(self, features)
+    @property
+    def masked(self) -> bool:  # type: ignore[override]
+        """Whether rho is used for predicting."""
+        return self.masked_prediction
 
     def noise_shape(self, num_rows: int) -> tuple[int, ...] | None:
         """Return None: there are no masks to draw."""
         return None
 
+    def prediction_logits(self, logits: Mapping[str, Tensor]) -> Tensor:
+        """Return the class logits; with ``masked_prediction``, ``o + log rho``."""
+        return super().prediction_logits(logits) if self.masked_prediction else logits["classifier"]
+
+    def probabilities(
+        self,
+        logits: Mapping[str, Tensor],
+        mode: str = "mean",
+        samples: int = 100,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Return the softmax of the class logits; with ``masked_prediction``, what DropMax returns."""
+        if self.masked_prediction:
+            return super().probabilities(logits, mode, samples, generator)
+        return Head.probabilities(self, logits, mode, samples, generator)
+
     def predictive_std(self, features: Tensor) -> Tensor:
         """Return zeros, or, with ``masked_prediction``, what DropMax returns."""
         return super().predictive_std(features) if self.masked_prediction else Head.predictive_std(self, features)
 
-    def _probabilities(self, features: Tensor, mode: str, samples: int, generator: torch.Generator | None) -> Tensor:
-        if self.masked_prediction:
-            return super()._probabilities(features, mode, samples, generator)
-        return Head._probabilities(self, features, mode, samples, generator)
-
-    def _terms_of_logits(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor) -> dict[str, Tensor]:
+    def terms(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
+        """Return the terms of DropMax with the cross entropy of softmax in place of the likelihood."""
         a, r = _wide(logits["retain"]), _wide(logits["correction"])
-        stopped = a.detach() if self.stop_gradient == "logits" else logits["_retain_logits_of_features_only"]
-        others = regularisers(a, stopped, r, target, prior_correction=self.prior_correction)
-        return {"cross_entropy": self._cross_entropy(logits["classifier"], target), **others._asdict()}
+        stopped = _wide(logits.get("stopped", a.detach()))
+        others = plain_terms(None, a, stopped, r, None, target, self.objective())
+        return {"cross_entropy": self.cross_entropy(logits["classifier"], target), **others}
 
 
 class DropMaxSoftmaxRetain(DropMax):
@@ -88,6 +101,7 @@ class DropMaxSoftmaxRetain(DropMax):
 
     name = "dropmax-softmax-retain"
     maps: ClassVar[dict[str, str]] = {"psi": "classifier", "phi": "correction"}
+    separable = False  # the retain logit of a class depends on the logits of all
 
     def __init__(self, in_features: int, num_classes: int, **options: Any) -> None:
         super().__init__(in_features, num_classes, **options)

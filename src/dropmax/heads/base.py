@@ -1,10 +1,10 @@
-"""What a head is: the same methods for each, so that swapping one for another changes one word."""
+"""What a head is: two hooks to fill in, and everything else written once around them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,32 +21,15 @@ from dropmax.checks import (
 )
 from dropmax.errors import InvalidType, InvalidValue
 from dropmax.functional import _wide, cross_entropy
+from dropmax.heads.loss import REDUCTIONS, Loss, RowLosses
 from dropmax.heads.options import option_defaults, option_names, unknown_option
+from dropmax.linear import Partition, make_map
 from dropmax.noise import draw_seed, uniform
-from dropmax.topk import BLOCK_NUMBERS, TopK, linear_part, row_blocks, streamed_topk
+from dropmax.topk import MODES, TopK, topk
 
-if TYPE_CHECKING:
-    from dropmax.sharding import ShardedLinear
+__all__ = ["MODES", "Head", "Loss", "keep_target"]
 
-#: How :meth:`Head.predict_proba` treats the masks.
-MODES = ("mean", "mc", "exact")
-REDUCTIONS = ("mean", "sum", "none")
-
-
-class Loss(NamedTuple):
-    """What :meth:`Head.loss` returns: the number to minimise, and the terms it is made of.
-
-    Every term is reported as such, before its weight and sign: ``entropy`` is subtracted in ``total``.
-
-    >>> from dropmax import DropMax
-    >>> head = DropMax(in_features=2, num_classes=3)
-    >>> total, terms = head.loss(torch.zeros(1, 2), torch.tensor([0]))
-    >>> sorted(terms)
-    ['auxiliary', 'cross_entropy', 'entropy', 'kl']
-    """
-
-    total: Tensor
-    terms: dict[str, Tensor]
+_Self = TypeVar("_Self", bound="Head")
 
 
 class Head(nn.Module):
@@ -56,21 +39,72 @@ class Head(nn.Module):
         in_features: size of the feature vector h.
         num_classes: K, at least 2.
         label_smoothing: share of the label spread over the other classes; over the retained ones where there is a mask.
-        class_weight: one weight a class, as ``weight`` of ``torch.nn.CrossEntropyLoss``.
+        class_weight: one weight per class, as ``weight`` of ``torch.nn.CrossEntropyLoss``.
         ignore_index: label of rows that do not count.
         device, dtype: of the parameters.
+        ranks: for subclasses, the rank of the map of each parameter group (:class:`dropmax.linear.LowRankLinear`).
 
     Features may have any batch shape, ``(..., in_features)`` with targets ``(...)``.
+
+    **A head of your own** names itself and fills in two hooks: :meth:`logits`, the outputs of its linear maps, and
+    :meth:`terms`, the terms of the loss of each row, which are added up. The rest (reduction, class weights,
+    ``ignore_index``, noise, packing, sharding, export) is here:
+
+    >>> class Focal(Head):
+    ...     name = "focal"
+    ...
+    ...     def terms(self, logits, target, noise):
+    ...         nll = self.cross_entropy(logits["classifier"], target)
+    ...         return {"focal": (1 - (-nll).exp()) ** 2 * nll}
+    >>> head = Focal(in_features=8, num_classes=3)
+    >>> head.loss(torch.randn(5, 8), torch.tensor([0, 1, 2, 0, 1])).total.shape
+    torch.Size([])
+
+    Where the mean prediction is not ``softmax(logits["classifier"])``, it overrides :meth:`prediction_logits` or
+    :meth:`probabilities`; where the loss is not the plain sum of its terms, :meth:`term_weights`; where it needs noise,
+    :meth:`noise_shape`. The attributes below say what a head can do.
     """
 
     #: The name in :data:`dropmax.HEADS`.
     name: ClassVar[str]
 
-    #: Which of the paper's parameter groups each linear map is.
+    #: Which of the paper's parameter groups each linear map is: an attribute of the head, made by the constructor.
     maps: ClassVar[dict[str, str]] = {"psi": "classifier"}
+
+    #: The maps whose outputs :meth:`prediction_logits` and :meth:`probabilities` need.
+    predicts_with: ClassVar[tuple[str, ...]] = ("classifier",)
+
+    #: Terms to which :meth:`terms` has applied ``class_weight`` already; :meth:`loss` multiplies the others.
+    class_weighted: ClassVar[frozenset[str]] = frozenset()
+
+    #: The mean prediction is the softmax of :meth:`prediction_logits`, and each of these logits depends on one class:
+    #: then :func:`dropmax.topk.topk` computes a block of classes at a time.
+    separable: ClassVar[bool] = False
+
+    #: The loss is computed from :meth:`logits` alone, so that :class:`dropmax.PackedHead` can do it. A class that
+    #: overrides :meth:`loss` says so itself if that is still true.
+    packable: ClassVar[bool] = True
+
+    #: There is a faster form of :meth:`terms` and :meth:`logits` that computes the same. A class that overrides one of
+    #: them says so itself if that is still true.
+    fused: ClassVar[bool] = False
+
+    #: Masks are drawn when predicting: the modes "mc" and "exact" differ from "mean".
+    masked: bool = False
+
+    #: Who has which classes, where ranks share them (:func:`dropmax.sharding.shard`).
+    partition: Partition | None = None
 
     classifier: nn.Linear
     class_weight: Tensor | None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        own = vars(cls)
+        if "loss" in own and "packable" not in own:
+            cls.packable = False
+        if ("terms" in own or "logits" in own) and "fused" not in own:
+            cls.fused = False
 
     def __init__(
         self,
@@ -82,6 +116,7 @@ class Head(nn.Module):
         ignore_index: int = -100,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        ranks: Mapping[str, int | None] | None = None,
         **unknown: Any,
     ) -> None:
         super().__init__()
@@ -96,17 +131,62 @@ class Head(nn.Module):
         self.num_classes = num_classes
         self.label_smoothing = label_smoothing
         self.ignore_index = ignore_index
-        for attribute in self.maps.values():
-            setattr(self, attribute, nn.Linear(in_features, num_classes, device=device, dtype=dtype))
+        for group, attribute in self.maps.items():
+            rank = (ranks or {}).get(group)
+            setattr(self, attribute, make_map(in_features, num_classes, rank, device=device, dtype=dtype))
         self.register_buffer("class_weight", check_class_weight(class_weight, num_classes, device), persistent=False)
+
+    # --- the two hooks -------------------------------------------------------------------------------------------
+
+    def logits(self, rows: Tensor) -> dict[str, Tensor]:
+        """Return what the loss needs of features ``(..., d)``: tensors ``(..., K)`` by name, one per linear map.
+
+        This is the only place where the loss may use parameters.
+        """
+        return {name: getattr(self, name)(rows) for name in self.maps.values()}
+
+    def terms(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
+        """Return the terms of the loss of each row, ``(N,)`` by name, with a gradient.
+
+        Args:
+            logits: what :meth:`logits` returned, each ``(N, K)``.
+            target: ``(N,)`` class indices, all of them valid.
+            noise: uniform numbers in [0, 1) of the shape that :meth:`noise_shape` asks for; None if it asks for none.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define terms(self, logits, target, noise)")
+
+    # --- what a head may also say --------------------------------------------------------------------------------
+
+    def term_weights(self) -> dict[str, float]:
+        """Return the weight of each term in the total; terms that are not in it have weight 1."""
+        return {}
+
+    def noise_shape(self, num_rows: int) -> tuple[int, ...] | None:
+        """Return the shape of the uniform noise :meth:`loss` takes for this many rows; None where it draws none.
+
+        Its last two dimensions are rows and classes.
+        """
+        return None
+
+    def prediction_logits(self, logits: Mapping[str, Tensor]) -> Tensor:
+        """Return the logits of the mean prediction from those of the maps in :attr:`predicts_with`."""
+        return logits["classifier"]
+
+    def probabilities(
+        self,
+        logits: Mapping[str, Tensor],
+        mode: str = "mean",
+        samples: int = 100,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Return what :meth:`predict_proba` returns, from the logits of the maps in :attr:`predicts_with`."""
+        return _wide(self.prediction_logits(logits)).softmax(-1)
 
     # --- what a user calls ---------------------------------------------------------------------------------------
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return ``(..., K)`` logits whose softmax is the mean prediction: anything that eats logits eats these."""
-        check_features(features, self.in_features)
-        logits: Tensor = self._finite("logits", self.classifier(features))
-        return logits
+        """Return ``(..., K)`` logits whose softmax is the mean prediction: anything that takes logits takes these."""
+        return self.check_finite("logits", self.prediction_logits(self.prediction_maps(features)))
 
     def loss(self, features: Tensor, target: Tensor, *, reduction: str = "mean", noise: Tensor | None = None) -> Loss:
         """Return the training objective and its terms.
@@ -120,50 +200,42 @@ class Head(nn.Module):
         """
         check_choice("reduction", reduction, REDUCTIONS)
         check_features(features, self.in_features)
+        labels, counts = self.check_labels(target, features.shape[:-1])
+        rows = features.reshape(-1, self.in_features)
+        losses = self.row_losses(rows, labels, self.check_noise(noise, rows, features.shape[:-1]))
+        return self.reduce(losses, labels, counts, reduction, target.shape)
 
-        def terms_of(rows: Tensor, labels: Tensor) -> dict[str, Tensor]:
-            return self._row_terms(rows, labels, noise, features.shape[:-1])
+    def row_losses(self, rows: Tensor, target: Tensor, noise: Tensor | None) -> RowLosses:
+        """Return the loss of each of N rows of features; noise that is None is drawn."""
+        return self.row_losses_of(self.logits(rows), target, noise)
 
-        return self._reduced(terms_of, self._coefficients(), features, target, reduction)
-
-    def _reduced(
-        self,
-        terms_of: Callable[[Tensor, Tensor], dict[str, Tensor]],
-        coefficients: Mapping[str, float],
-        inputs: Tensor,
-        target: Tensor,
-        reduction: str,
-    ) -> Loss:
-        """Reduce the terms of each row, ``terms_of(rows, labels)``, over the rows that count."""
-        target = check_target(target, inputs.shape[:-1], self.num_classes, self.ignore_index)
-        rows = inputs.reshape(-1, inputs.shape[-1])
-        labels = target.reshape(-1)
-        counts = labels != self.ignore_index
-        labels = labels.masked_fill(~counts, 0)  # any valid index: these rows get no weight
-        terms = terms_of(rows, labels)
-
-        weight = counts.to(terms["cross_entropy"].dtype)
+    def row_losses_of(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor | None) -> RowLosses:
+        """Return the loss of each of N rows, from what :meth:`logits` returned."""
+        terms = self.terms(logits, target, self.draw_noise(noise, logits["classifier"]))
         if self.class_weight is not None:
-            weight = weight * self.class_weight.to(weight.dtype)[labels]
-        weights = weight
+            weight = self.class_weight[target]
+            terms = {k: x if k in self.class_weighted else x * weight.to(x.dtype) for k, x in terms.items()}
+        weights = self.term_weights()
+        total: Tensor | None = None
+        for name, term in terms.items():
+            weight_of_term = weights.get(name, 1.0)
+            if total is None:
+                total = term if weight_of_term == 1.0 else term * weight_of_term
+            else:
+                total = torch.add(total, term, alpha=weight_of_term)
+        if total is None:
+            raise InvalidValue(f"{type(self).__name__}.terms returned no terms")
+        return RowLosses(total, tuple(terms), lambda: terms)
+
+    def reduce(self, losses: RowLosses, labels: Tensor, counts: Tensor, reduction: str, shape: torch.Size) -> Loss:
+        """Return the loss of the batch from those of its rows."""
+        counted = counts.to(losses.total.dtype)
+        weight = counted
         if self.class_weight is not None:
-            # The cross entropy has its class weights already: with label smoothing they differ from class to class.
-            weights = torch.stack([counts.to(weight.dtype) if k == "cross_entropy" else weight for k in terms])
-        # All terms at once: with few classes a step is short, and every call counts.
-        weighted = torch.stack(list(terms.values())) * weights
-        if reduction == "none":
-            weighted = weighted.reshape(-1, *target.shape)
-        else:
-            weighted = weighted.sum(-1)
-            if reduction == "mean":
-                # Nothing to average over gives 0 with a zero gradient, never 0/0.
-                weighted = weighted / weight.sum().clamp_min(torch.finfo(weight.dtype).tiny)
-        reduced = dict(zip(terms, weighted.unbind(), strict=True))
-        total = coefficients["cross_entropy"] * reduced["cross_entropy"]
-        for name, term in reduced.items():
-            if name != "cross_entropy":
-                total = torch.add(total, term, alpha=coefficients[name])
-        return Loss(self._finite("the losses", total), reduced)
+            weight = counted * self.class_weight.to(counted.dtype)[labels]
+        loss = losses.reduced(weight, counted, reduction, shape)
+        self.check_finite("the losses", loss.total)
+        return loss
 
     def predict_proba(
         self,
@@ -183,9 +255,9 @@ class Head(nn.Module):
         """
         check_choice("mode", mode, MODES)
         check_count("samples", samples)
-        return self._finite("probabilities", self._probabilities(features, mode, samples, generator))
+        found = self.probabilities(self.prediction_maps(features), mode, samples, generator)
+        return self.check_finite("probabilities", found)
 
-    @torch.no_grad()
     def topk(
         self,
         features: Tensor,
@@ -195,59 +267,14 @@ class Head(nn.Module):
         samples: int = 100,
         generator: torch.Generator | None = None,
     ) -> TopK:
-        """Return the k most probable classes ``(..., k)`` of each row: ``values``, probabilities, and ``indices``.
+        """Return the k most probable classes of each row, see :func:`dropmax.topk.topk`."""
+        return topk(self, features, k, mode, samples=samples, generator=generator)
 
-        Equals ``predict_proba(features, mode).topk(k)`` without ever holding probabilities of all rows and classes: the
-        mean prediction is computed for a block of classes at a time, the other modes for a block of rows. As with
-        ``torch.topk``, the order of classes with equal probability is not defined. There is no gradient.
+    def shard(self: _Self, mesh: Any) -> _Self:
+        """Share the classes between the ranks of a device mesh, see :func:`dropmax.sharding.shard`."""
+        from dropmax.sharding import shard
 
-        >>> from dropmax import DropMax
-        >>> values, indices = DropMax(in_features=4, num_classes=9).topk(torch.randn(2, 4), k=3)
-        >>> indices.shape
-        torch.Size([2, 3])
-        """
-        check_choice("mode", mode, MODES)
-        check_count("samples", samples)
-        check_count("k", k)
-        check_features(features, self.in_features)
-        if k > self.num_classes:
-            raise InvalidValue(f"k must be at most the number of classes, {self.num_classes}, got {k}")
-        rows = features.reshape(-1, self.in_features)
-        large = len(rows) * self.num_classes > BLOCK_NUMBERS
-        if mode == "mean" and self._logits_of_classes(rows[:0], slice(0, 1)) is not None and (large or self._shards):
-            best = self._streamed_topk(rows, k)
-        else:
-            blocks = row_blocks(len(rows), self.num_classes) if len(rows) else [slice(0, 0)]
-            parts = [self._probabilities(rows[here], mode, samples, generator).topk(k) for here in blocks]
-            best = TopK(torch.cat([p.values for p in parts]), torch.cat([p.indices for p in parts]))
-        self._finite("probabilities", best.values)
-        return TopK(*(x.reshape(*features.shape[:-1], k) for x in best))
-
-    def shard(self, mesh: Any) -> Head:
-        """Share the classes between the ranks of a one-dimensional device mesh, in place; return the head.
-
-        Each rank keeps its part of every linear map (:mod:`dropmax.sharding`). All ranks of the mesh must be given the
-        same features and targets; they get the same loss, and the gradients they would get on one machine.
-        :func:`dropmax.sharding.full_state_dict` gathers a checkpoint, and ``load_state_dict`` takes one of the whole
-        head. Call it before the optimiser is made. For data parallelism on top, take a mesh of two dimensions, shard
-        along one and give DistributedDataParallel the group of the other::
-
-            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "classes"))
-            model = Classifier(net, head.shard(mesh["classes"]))
-            model = DistributedDataParallel(model, process_group=mesh["data"].get_group())
-        """
-        from dropmax.sharding import ShardedLinear, group_of
-
-        group = group_of(mesh, self.num_classes)
-        for name in self.maps.values():
-            linear = getattr(self, name)
-            if type(linear) is not nn.Linear:
-                raise InvalidValue(
-                    f"{name} is a {type(linear).__name__}: a head is sharded once, and before it is changed"
-                )
-        for name in self.maps.values():
-            setattr(self, name, ShardedLinear(getattr(self, name), group))
-        return self
+        return shard(self, mesh)
 
     def retain_probs(self, features: Tensor) -> Tensor:
         """Return rho(x), the probability ``(..., K)`` that each class is retained; ones where there are no masks."""
@@ -307,116 +334,67 @@ class Head(nn.Module):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.extra_repr()})"
 
-    # --- what a head fills in ------------------------------------------------------------------------------------
-
-    def _row_terms(
-        self, rows: Tensor, target: Tensor, noise: Tensor | None, batch_shape: Sequence[int]
-    ) -> dict[str, Tensor]:
-        """Return what :meth:`_terms` returns, drawing the noise that a caller did not bring."""
-        return self._terms(rows, target, self._noise(rows, noise, batch_shape))
-
-    def _terms(self, rows: Tensor, target: Tensor, noise: Tensor) -> dict[str, Tensor]:
-        """Return each term of the objective for each row; ``noise`` is empty where the head asked for none."""
-        return self._terms_of_logits(self._mapped(rows), target, noise)
-
-    def _terms_of_logits(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor) -> dict[str, Tensor]:
-        """Return what :meth:`_terms` returns, from what :meth:`_mapped` returns: no parameter is used here."""
-        return {"cross_entropy": self._cross_entropy(logits["classifier"], target)}
-
-    def _loss_inputs(self) -> tuple[str, ...]:
-        """Return the names of the maps, attributes of this head, whose outputs the loss is made of."""
-        return tuple(self.maps.values())
-
-    def _mapped(self, rows: Tensor) -> dict[str, Tensor]:
-        return {name: getattr(self, name)(rows) for name in self._loss_inputs()}
-
-    def _probabilities(self, features: Tensor, mode: str, samples: int, generator: torch.Generator | None) -> Tensor:
-        """Return what :meth:`predict_proba` returns, its options having been checked."""
-        return _wide(self(features)).softmax(-1)
-
-    def _logits_of_classes(self, rows: Tensor, here: slice) -> Tensor | None:
-        """Return the logits of the mean prediction for some of this rank's classes; None if others matter to them."""
-        if type(self).forward is not Head.forward or type(self)._probabilities is not Head._probabilities:
-            return None
-        return _wide(linear_part(self.classifier, rows, here))
-
-    def _coefficients(self) -> dict[str, float]:
-        """Return the weight of each term in the total."""
-        return {"cross_entropy": 1.0}
-
-    def noise_shape(self, num_rows: int) -> tuple[int, ...] | None:
-        """Return the shape of the uniform noise :meth:`loss` takes for this many rows; None where it draws none."""
-        return None
-
-    @property
-    def _shards(self) -> ShardedLinear | None:
-        """The class logits' map where ranks share the classes."""
-        return self.classifier if hasattr(self.classifier, "gather") else None  # type: ignore[return-value]
-
-    def _streamed_topk(self, rows: Tensor, k: int) -> TopK:
-        def logits_of(here: slice) -> Tensor:
-            logits = self._logits_of_classes(rows, here)
-            if logits is None:
-                raise ValueError(f"{self.name} has no logits of some classes")
-            return logits
-
-        shards = self._shards
-        mine = self.num_classes if shards is None else shards.out_features
-        values, indices, normaliser = streamed_topk(logits_of, len(rows), mine, k)
-        if shards is not None:
-            values, indices, normaliser = shards.best_of_all(values, indices, normaliser, k)
-        return TopK((values - normaliser.unsqueeze(-1)).exp(), indices)
-
     # --- shared by the heads -------------------------------------------------------------------------------------
 
-    def _cross_entropy(self, logits: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
-        return cross_entropy(
-            logits,
-            target,
-            label_smoothing=self.label_smoothing,
-            smoothing_mask=mask,
-            class_weight=self.class_weight,
-        )
+    def cross_entropy(self, logits: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the cross entropy of each row with the head's label smoothing, over the classes of ``mask`` if given.
 
-    def _finite(self, what: str, x: Tensor) -> Tensor:
+        For a head that names the term in :attr:`class_weighted`, also with the class weights.
+        """
+        weight = self.class_weight if "cross_entropy" in self.class_weighted else None
+        smoothing = self.label_smoothing
+        return cross_entropy(logits, target, label_smoothing=smoothing, smoothing_mask=mask, class_weight=weight)
+
+    def subset_cross_entropy(self, logits: Tensor, target: Tensor, kept: Tensor) -> Tensor:
+        """Return the cross entropy among the classes whose 0/1 mask ``kept`` is 1."""
+        logits = _wide(logits)
+        # The lowest finite number, not -inf: label smoothing multiplies it by zero.
+        return self.cross_entropy(logits.masked_fill(kept == 0, torch.finfo(logits.dtype).min), target, kept)
+
+    def prediction_maps(self, features: Tensor) -> dict[str, Tensor]:
+        """Return the logits of the maps in :attr:`predicts_with`, having looked at the features."""
+        check_features(features, self.in_features)
+        return {name: getattr(self, name)(features) for name in self.predicts_with}
+
+    def check_finite(self, what: str, x: Tensor) -> Tensor:
         """Refuse what came out of finite features and is not finite."""
         advice = f"the features are finite, so the weights of {self.name!r} are not, or are too large for the dtype"
         return check_finite(what, x, advice)
 
-    def _class_weighted(self, nll: Tensor, target: Tensor) -> Tensor:
-        return nll if self.class_weight is None else nll * self.class_weight.to(nll.dtype)[target]
+    def check_labels(self, target: Tensor, batch_shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return the labels (N,), with any valid one for rows that do not count, and which rows count."""
+        labels = check_target(target, batch_shape, self.num_classes, self.ignore_index).reshape(-1)
+        counts = labels != self.ignore_index
+        return labels.masked_fill(~counts, 0), counts
 
-    def _subset_cross_entropy(self, logits: Tensor, target: Tensor, kept: Tensor) -> Tensor:
-        """Return the cross entropy among the classes whose 0/1 mask ``kept`` is 1."""
-        logits = _wide(logits)
-        # The lowest finite number, not -inf: label smoothing multiplies it by zero.
-        return self._cross_entropy(logits.masked_fill(kept == 0, torch.finfo(logits.dtype).min), target, kept)
-
-    def _noise(self, rows: Tensor, noise: Tensor | None, batch_shape: Sequence[int]) -> Tensor:
-        dtype = _wide(rows).dtype
+    def check_noise(self, noise: Tensor | None, rows: Tensor, batch_shape: Sequence[int]) -> Tensor | None:
+        """Return a caller's noise in the shape that :meth:`terms` gets, or refuse it."""
         shape = self.noise_shape(len(rows))
-        if shape is None:
-            return rows.new_empty(0)
-        if noise is None:
-            return self._drawn(shape, dtype, rows.device)
+        if noise is None or shape is None:
+            return None
         expected = (*shape[:-2], *batch_shape, self.num_classes)
         if tuple(noise.shape) != expected:
             raise InvalidValue(f"noise has shape {tuple(noise.shape)}, but this call needs {expected}")
-        return noise.to(dtype).reshape(shape)
+        return noise.to(_wide(rows).dtype).reshape(shape)
 
-    def _drawn(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Draw uniform noise: by a hash where ranks must agree or a compiler can fuse it, else by torch's generator."""
-        if self._shards is None and not (torch.compiler.is_compiling() and not is_exporting()):
-            return torch.rand(*shape, dtype=dtype, device=device)
-        return uniform(self._seed(device), math.prod(shape[:-1]), 0, shape[-1], dtype).view(*shape)
+    def draw_noise(self, noise: Tensor | None, like: Tensor) -> Tensor | None:
+        """Return the noise of :meth:`terms` for as many rows as ``like`` has: a caller's, or drawn."""
+        shape = self.noise_shape(len(like))
+        if shape is None or noise is not None:
+            return noise
+        dtype = _wide(like).dtype
+        # By a hash where ranks must agree or a compiler can fuse it, else by torch's generator.
+        if self.partition is None and not (torch.compiler.is_compiling() and not is_exporting()):
+            return torch.rand(*shape, dtype=dtype, device=like.device)
+        return uniform(self.draw_seed(like.device), math.prod(shape[:-1]), 0, shape[-1], dtype).view(*shape)
 
-    def _seed(self, device: torch.device) -> Tensor:
-        """Draw a seed, the same on all ranks that share the classes."""
+    def draw_seed(self, device: torch.device) -> Tensor:
+        """Draw a seed (:mod:`dropmax.noise`), the same on all ranks that share the classes."""
         seed = draw_seed(device)
-        if self._shards is not None:
+        if self.partition is not None:
             from dropmax.sharding import shared_seed
 
-            seed = shared_seed(seed, self._shards.group)
+            seed = shared_seed(seed, self.partition)
         return seed
 
 

@@ -27,25 +27,34 @@ class DeterministicAttention(Head):
 
     name = "deterministic-attention"
     maps: ClassVar[dict[str, str]] = {"psi": "classifier", "theta": "retain"}
+    predicts_with = ("classifier", "retain")
+    separable = True
+    class_weighted = frozenset({"cross_entropy"})
 
     retain: nn.Linear
 
-    def forward(self, features: Tensor) -> Tensor:
+    def prediction_logits(self, logits: Mapping[str, Tensor]) -> Tensor:
         """Return ``o + log rho``."""
-        check_features(features, self.in_features)
-        return self._finite("logits", mean_logits(self.classifier(features), self.retain(features)))
+        return mean_logits(logits["classifier"], logits["retain"])
 
     def retain_probs(self, features: Tensor) -> Tensor:
         """Return the gate rho(x) = sigmoid(W h + b)."""
         check_features(features, self.in_features)
-        return self._finite("retain probabilities", _wide(self.retain(features)).sigmoid())
+        return self.check_finite("retain probabilities", _wide(self.retain(features)).sigmoid())
 
-    def _probabilities(self, features: Tensor, mode: str, samples: int, generator: torch.Generator | None) -> Tensor:
-        check_features(features, self.in_features)
-        return _gated(self.classifier(features), self.retain(features)).softmax(-1)
+    def probabilities(
+        self,
+        logits: Mapping[str, Tensor],
+        mode: str = "mean",
+        samples: int = 100,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Return the softmax of ``o + log rho``, in every mode."""
+        return _gated(logits).softmax(-1)
 
-    def _terms_of_logits(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor) -> dict[str, Tensor]:
-        return {"cross_entropy": self._cross_entropy(_gated(logits["classifier"], logits["retain"]), target)}
+    def terms(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
+        """Return the cross entropy of ``rho exp(o)`` of each row."""
+        return {"cross_entropy": self.cross_entropy(_gated(logits), target)}
 
 
 class DeterministicDropMax(DeterministicAttention):
@@ -62,17 +71,11 @@ class DeterministicDropMax(DeterministicAttention):
 
     name = "deterministic-dropmax"
 
-    def _terms_of_logits(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor) -> dict[str, Tensor]:
-        o, a = logits["classifier"], logits["retain"]
-        return {
-            "cross_entropy": self._cross_entropy(_gated(o, a), target),
-            "auxiliary": auxiliary(a, target),
-        }
-
-    def _coefficients(self) -> dict[str, float]:
-        return {"cross_entropy": 1.0, "auxiliary": 1.0}
+    def terms(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
+        """Return the cross entropy and the binary cross entropy of the gate of each row."""
+        return {**super().terms(logits, target, noise), "auxiliary": auxiliary(logits["retain"], target)}
 
 
-def _gated(logits: Tensor, retain_logits: Tensor) -> Tensor:
+def _gated(logits: Mapping[str, Tensor]) -> Tensor:
     """Return ``o - max o + log rho`` in float32 at least: neither the dtype nor large logits may cost it digits."""
-    return mean_logits(_from_highest(_wide(logits)), retain_logits)
+    return mean_logits(_from_highest(_wide(logits["classifier"])), logits["retain"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -11,22 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dropmax import exact
-from dropmax.blocked import KEPT_BYTES, RowTerms, Settings, blocked_terms, choose_block
-from dropmax.checks import (
-    check_choice,
-    check_count,
-    check_features,
-    check_flag,
-    check_target,
-    check_weight,
-    is_transformed,
-)
+from dropmax.checks import check_choice, check_count, check_features, check_flag, check_target, check_weight
 from dropmax.errors import InvalidValue
 from dropmax.functional import _wide, mask_entropy
 from dropmax.heads.base import keep_target
+from dropmax.heads.loss import RowLosses
 from dropmax.heads.masked import MaskedHead
 from dropmax.heads.options import SharedOptions
-from dropmax.objective import LEAST_EPSILON, regularisers
+from dropmax.linear import last_map
+from dropmax.objective import LEAST_EPSILON, Options, plain_terms
+from dropmax.walk import Maps, choose_block, losses, losses_of_logits
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -61,24 +55,27 @@ class DropMax(MaskedHead):
     same; with a hundred the printed one lets go of the input (docs/many-classes.md says why, with measurements).
 
     Args:
-        likelihood: how the first term is computed. ``"sampled"`` draws relaxed masks, as in the paper. ``"exact"``
+        likelihood: how the first term is computed. ``"sampled"`` draws masks, as in the paper. ``"exact"``
             takes the expectation over all masks of q (:func:`dropmax.exact.expected_nll`): no relaxation, no
             temperature, no noise. ``"marginal"``, for study, does without q: it maximises the exact log p(y | x) plus
             the entropy, and has no KL and no auxiliary term.
-        temperature: tau of the relaxed masks (equation 6).
+        temperature: tau of the relaxed masks (equation 6), which only ``mask_gradient`` needs.
         samples: S, masks drawn for each row.
         stop_gradient: what ``stop`` in the posterior stops. ``"logits"`` (the authors' code) stops the whole retain
             logit; ``"parameters"`` (the paper's text) stops W_theta and b_theta only, so that a gradient still
             reaches the features.
         prior_correction: take the base rate log(K - 1) out of the auxiliary loss, see
             :func:`dropmax.functional.auxiliary`. The paper leaves it in, and r then answers with the base rate.
-        mask_gradient: let the likelihood's gradient reach q through the relaxed masks, as in the paper. Otherwise the
-            masks are drawn from q without a gradient, and r learns from the labels, not from what dropping rivals pays.
+        mask_gradient: draw relaxed masks and let the likelihood's gradient reach q through them, as in the paper.
+            Otherwise the masks are hard, z ~ Bernoulli(q), without a gradient, and r learns from the labels, not from
+            what dropping rivals pays.
         kl_weight, entropy_weight: w of the two terms; None is min(1, 10 / K), the paper has 1.
         cross_entropy_weight, auxiliary_weight: weights of the other terms.
         epsilon: what is left of a dropped class.
+        rank: of the retain and correction maps, ``a = V_a (U_a h) + b_a`` and ``r = V_r (U_r h) + b_r``: with d
+            features and K classes, each costs rank (d + K) parameters and products in place of d K. None is full rank.
         chunk_classes: compute the loss block by block, this many classes at a time, without ever holding the logits of
-            all classes (:mod:`dropmax.blocked`): the same loss and gradients in memory of size batch x block. None
+            all classes (:mod:`dropmax.walk`): the same loss and gradients in memory of size batch x block. None
             decides by the size of the logits, 0 never does. Needs ``likelihood="sampled"``.
 
     >>> import torch
@@ -91,6 +88,7 @@ class DropMax(MaskedHead):
 
     name = "dropmax"
     maps: ClassVar[dict[str, str]] = {"psi": "classifier", "theta": "retain", "phi": "correction"}
+    fused = True
 
     correction: nn.Linear
 
@@ -110,10 +108,12 @@ class DropMax(MaskedHead):
         entropy_weight: float | None = None,
         auxiliary_weight: float = 1.0,
         epsilon: float = 1e-20,
+        rank: int | None = None,
         chunk_classes: int | None = None,
         **shared: Unpack[SharedOptions],
     ) -> None:
-        super().__init__(in_features, num_classes, temperature=temperature, samples=samples, epsilon=epsilon, **shared)
+        masks = {"temperature": temperature, "epsilon": epsilon}
+        super().__init__(in_features, num_classes, samples=samples, rank=rank, **masks, **shared)
         check_choice("likelihood", likelihood, ("sampled", "exact", "marginal"))
         check_choice("stop_gradient", stop_gradient, ("logits", "parameters"))
         check_flag("prior_correction", prior_correction)
@@ -140,21 +140,22 @@ class DropMax(MaskedHead):
         self.kl_weight = kl_weight
         self.entropy_weight = entropy_weight
         self.auxiliary_weight = auxiliary_weight
-        if chunk_classes and self._why_whole() is not None:
-            raise InvalidValue(f"chunk_classes={chunk_classes} is not possible: {self._why_whole()}")
+        if chunk_classes and (reason := self.needs_all_classes()):
+            raise InvalidValue(f"chunk_classes={chunk_classes} is not possible: {reason}")
 
     def posterior_probs(self, features: Tensor, target: Tensor) -> Tensor:
         """Return q(z | x, y) of equation 12: ``sigmoid(a + r)``, and 1 for the target."""
         check_features(features, self.in_features)
         target = check_target(target, features.shape[:-1], self.num_classes)
         b = _wide(self.retain(features)) + _wide(self.correction(features))
-        return self._finite("posterior probabilities", keep_target(b.sigmoid(), target))
+        return self.check_finite("posterior probabilities", keep_target(b.sigmoid(), target))
 
     def noise_shape(self, num_rows: int) -> tuple[int, ...] | None:
         """Return the shape of the noise behind the masks; None with an exact likelihood, which draws none."""
         return super().noise_shape(num_rows) if self.likelihood == "sampled" else None
 
-    def _coefficients(self) -> dict[str, float]:
+    def term_weights(self) -> dict[str, float]:
+        """Return the weight of each term in the total; that of the entropy is negative."""
         full = min(1.0, FULL_WEIGHT_CLASSES / self.num_classes)
         return {
             "cross_entropy": self.cross_entropy_weight,
@@ -163,102 +164,104 @@ class DropMax(MaskedHead):
             "auxiliary": self.auxiliary_weight,
         }
 
-    def _loss_inputs(self) -> tuple[str, ...]:
+    def objective(self) -> Options:
+        """Return the options of the objective (:mod:`dropmax.objective`)."""
+        base_rate = math.log(self.num_classes - 1) if self.prior_correction else 0.0
+        return super().objective()._replace(base_rate=base_rate, mask_gradient=self.mask_gradient)
+
+    # --- the plain form ------------------------------------------------------------------------------------------
+
+    def logits(self, rows: Tensor) -> dict[str, Tensor]:
+        """Return o, a and r and, where ``stop_gradient="parameters"``, a as a function of the features alone."""
+        names = ("classifier", "retain") if self.likelihood == "marginal" else ("classifier", "retain", "correction")
+        found = {name: getattr(self, name)(rows) for name in names}
+        if self.stop_gradient == "parameters" and "correction" in found:
+            fixed = {name: p.detach() for name, p in self.retain.named_parameters()}
+            found["stopped"] = torch.func.functional_call(self.retain, fixed, (rows,))
+        return found
+
+    def terms(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
+        """Return likelihood, KL, entropy and auxiliary loss of each row, by the equations as they are printed."""
+        o, a = _wide(logits["classifier"]), _wide(logits["retain"])
         if self.likelihood == "marginal":
-            return ("classifier", "retain")
-        of_features = () if self.stop_gradient == "logits" else ("_retain_logits_of_features_only",)
-        return ("classifier", "retain", "correction", *of_features)
+            return {
+                "cross_entropy": self._weighted(-exact.log_marginal(o, a, target), target),
+                "entropy": mask_entropy(a),
+            }
+        r, stopped = _wide(logits["correction"]), _wide(logits.get("stopped", a.detach()))
+        options = self.objective()
+        if self.likelihood == "exact":
+            nll = self._expected_nll(o, stopped + r, target)
+            return {"cross_entropy": nll, **plain_terms(None, a, stopped, r, noise, target, options)}
+        return plain_terms(o, a, stopped, r, noise, target, options, self.class_weight)
 
-    # --- block by block ------------------------------------------------------------------------------------------
+    def _expected_nll(self, o: Tensor, b: Tensor, target: Tensor) -> Tensor:
+        return self._weighted(exact.expected_nll(o, b if self.mask_gradient else b.detach(), target), target)
 
-    def _row_terms(
-        self, rows: Tensor, target: Tensor, noise: Tensor | None, batch_shape: Sequence[int]
-    ) -> dict[str, Tensor]:
-        block = self._block_size(rows)
-        if not block:
-            return super()._row_terms(rows, target, noise, batch_shape)
-        seed_or_noise = self._seed(rows.device) if noise is None else self._noise(rows, noise, batch_shape)
-        linear = [getattr(self, name) for name in self.maps.values()]
-        settings = self._block_settings(rows, block)
-        if self._shards is not None:
-            from dropmax.sharding import sharded_terms
+    def _weighted(self, nll: Tensor, target: Tensor) -> Tensor:
+        return nll if self.class_weight is None else nll * self.class_weight.to(nll.dtype)[target]
 
-            terms = sharded_terms(rows, linear, target, seed_or_noise, settings, self.class_weight)
+    # --- the fast form -------------------------------------------------------------------------------------------
+
+    def row_losses(self, rows: Tensor, target: Tensor, noise: Tensor | None) -> RowLosses:
+        """Return the loss of each row, block by block where that is possible."""
+        maps = None if self.needs_all_classes() else self._last_maps(rows)
+        if maps is None or not self.can_fuse(*(x for x in maps if x is not None)):
+            return super().row_losses(rows, target, noise)
+        given = self.rows_of(target, noise, rows)
+        options, size = self.objective(), self._block_size(rows)
+        if self.partition is None:
+            found = losses(maps, given, options, block_size=size)
         else:
-            maps = [p for x in linear for p in (x.weight, x.bias)]
-            terms = blocked_terms(rows, maps, target, seed_or_noise, settings, self.class_weight)
-        return self._named_terms(terms, target)
+            mine, group = self.partition.classes, self.partition.group
+            given = given.of_classes(mine)
+            found = losses(
+                maps, given, options, block_size=size, group=group, first_class=mine.start, all_classes=self.num_classes
+            )
+        return self.report(found, target)
+
+    def row_losses_of(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor | None) -> RowLosses:
+        """Return the loss of each row from its logits."""
+        if self.likelihood == "marginal" or not self.can_fuse(*logits.values()):
+            return super().row_losses_of(logits, target, noise)
+        o, a, r = (_wide(logits[name]) for name in ("classifier", "retain", "correction"))
+        stopped = _wide(logits["stopped"]) if "stopped" in logits else None
+        sampled = self.likelihood == "sampled"
+        found = losses_of_logits(
+            o if sampled else None, a, stopped, r, self.rows_of(target, noise if sampled else o, o), self.objective()
+        )
+        if sampled:
+            return self.report(found, target)
+        nll = self._expected_nll(o, (a.detach() if stopped is None else stopped) + r, target)
+        rest = self.report(found, target)
+        total = torch.add(rest.total, nll, alpha=self.cross_entropy_weight)
+        return RowLosses(total, rest.names, lambda: {**rest.terms(), "cross_entropy": nll})
+
+    def _last_maps(self, rows: Tensor) -> Maps | None:
+        """Return the last linear maps of o, a and r; None where one of them is not just that."""
+        found = [last_map(getattr(self, name), rows) for name in self.maps.values()]
+        if any(x is None for x in found):
+            return None
+        flat = [y for inputs, linear in found for y in (inputs, linear.weight, linear.bias)]  # type: ignore[misc]
+        b_inputs = None
+        if self.stop_gradient == "parameters":
+            b_inputs = F.linear(rows, self.retain.down.weight.detach()) if self.rank else rows
+        return Maps(*flat, b_inputs)
 
     def _block_size(self, rows: Tensor) -> int:
-        """Return how many classes to compute at a time, 0 for all of them with the plain equations."""
-        if self.chunk_classes == 0 or self._why_whole() is not None:
-            return 0
-        linear = [getattr(self, name) for name in self.maps.values()]
-        kind = nn.Linear if self._shards is None else type(self._shards)
-        if any(type(x) is not kind or x.bias is None for x in linear):  # somebody's adapter or parametrisation
-            return 0
-        if any(is_transformed(x) for x in (rows, *(p for x in linear for p in x.parameters()))):
-            return 0
+        """Return how many classes to compute at a time."""
+        mine = self.num_classes if self.partition is None else self.classifier.out_features
         if self.chunk_classes:
-            return min(self.chunk_classes, self.num_classes)
-        size = 3 * len(rows) * self.num_classes * _wide(rows).element_size()
-        if size <= WHOLE_BYTES and self._shards is None:
-            return 0
-        return choose_block(len(rows), self.num_classes)
+            return min(self.chunk_classes, mine)
+        size = 3 * len(rows) * mine * _wide(rows).element_size()
+        return mine if self.chunk_classes == 0 or size <= WHOLE_BYTES else choose_block(len(rows), mine)
 
-    def _block_settings(self, rows: Tensor, block: int) -> Settings:
-        size = (3 + self.samples) * len(rows) * self.num_classes * _wide(rows).element_size()
-        return Settings(
-            block=block,
-            keep=torch.is_grad_enabled() and size <= KEPT_BYTES,
-            temperature=self.temperature,
-            epsilon=self.epsilon,
-            samples=self.samples,
-            smooth=self.label_smoothing > 0,
-            base_rate=math.log(self.num_classes - 1) if self.prior_correction else 0.0,
-            mask_gradient=self.mask_gradient,
-            stop_parameters=self.stop_gradient == "parameters",
-        )
-
-    def _why_whole(self) -> str | None:
-        """Return why the loss of this head needs the logits of all classes at once; None if it does not."""
+    def needs_all_classes(self) -> str:
+        """Return why the loss of this head needs the logits of all classes at once; empty if it does not."""
         if self.likelihood != "sampled":
             return f"likelihood={self.likelihood!r} integrates over the masks of all classes together, use 'sampled'"
         if self.epsilon < LEAST_EPSILON:
             return f"epsilon={self.epsilon} would underflow, use at least {LEAST_EPSILON}"
-        if type(self)._terms_of_logits is not DropMax._terms_of_logits or len(self.maps) != 3:
+        if not self.fused or len(self.maps) != 3:
             return f"the loss of {self.name!r} has no blocked form"
-        return None
-
-    def _named_terms(self, terms: RowTerms, target: Tensor) -> dict[str, Tensor]:
-        cross_entropy = self._class_weighted(terms.nll, target)
-        if self.label_smoothing:
-            cross_entropy = (1 - self.label_smoothing) * cross_entropy + self.label_smoothing * terms.smooth
-        return {
-            "cross_entropy": cross_entropy,
-            "kl": terms.kl,
-            "entropy": terms.entropy,
-            "auxiliary": terms.auxiliary,
-        }
-
-    # --- from whole logits ---------------------------------------------------------------------------------------
-
-    def _terms_of_logits(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor) -> dict[str, Tensor]:
-        o, a = _wide(logits["classifier"]), _wide(logits["retain"])
-        if self.likelihood == "marginal":
-            nll = -exact.log_marginal(o, a, target)
-            return {"cross_entropy": self._class_weighted(nll, target), "entropy": mask_entropy(a)}
-        r = _wide(logits["correction"])
-        stopped = a.detach() if self.stop_gradient == "logits" else _wide(logits["_retain_logits_of_features_only"])
-        b = stopped + r
-        if not self.mask_gradient:
-            b = b.detach()
-        if self.likelihood == "exact":
-            nll = self._class_weighted(exact.expected_nll(o, b, target), target)
-        else:
-            nll = self._sampled_nll(o, b, noise, target)
-        others = regularisers(a, stopped, r, target, prior_correction=self.prior_correction)
-        return {"cross_entropy": nll, **others._asdict()}
-
-    def _retain_logits_of_features_only(self, rows: Tensor) -> Tensor:
-        return _wide(F.linear(rows, self.retain.weight.detach(), self.retain.bias.detach()))
+        return ""

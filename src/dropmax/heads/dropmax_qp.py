@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from dropmax.checks import check_weight
-from dropmax.functional import _wide, mask_entropy
+from dropmax.functional import _wide
+from dropmax.heads.loss import RowLosses
 from dropmax.heads.masked import MaskedHead
 from dropmax.heads.options import SharedOptions
+from dropmax.objective import Options, plain_terms
+from dropmax.walk import losses_of_logits
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -28,6 +30,7 @@ class DropMaxQP(MaskedHead):
         temperature: of the relaxed masks.
         samples: S, masks drawn for each row.
         epsilon: what is left of a dropped class.
+        rank: of the retain map, see :class:`dropmax.DropMax`.
 
     >>> import torch
     >>> head = DropMaxQP(in_features=8, num_classes=3, gamma=0.1)
@@ -37,6 +40,7 @@ class DropMaxQP(MaskedHead):
 
     name = "dropmax-qp"
     maps: ClassVar[dict[str, str]] = {"psi": "classifier", "theta": "retain"}
+    fused = True
 
     def __init__(
         self,
@@ -47,19 +51,30 @@ class DropMaxQP(MaskedHead):
         temperature: float = 0.1,
         samples: int = 1,
         epsilon: float = 1e-20,
+        rank: int | None = None,
         **shared: Unpack[SharedOptions],
     ) -> None:
-        super().__init__(in_features, num_classes, temperature=temperature, samples=samples, epsilon=epsilon, **shared)
+        masks = {"temperature": temperature, "epsilon": epsilon}
+        super().__init__(in_features, num_classes, samples=samples, rank=rank, **masks, **shared)
         check_weight("gamma", gamma)
         self.gamma = gamma
 
-    def _coefficients(self) -> dict[str, float]:
+    def term_weights(self) -> dict[str, float]:
+        """Return the weight of each term; that of the entropy is ``-gamma``."""
         return {"cross_entropy": 1.0, "kl": 1.0, "entropy": -self.gamma}
 
-    def _terms_of_logits(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor) -> dict[str, Tensor]:
+    def objective(self) -> Options:
+        """Return the options of the objective: relaxed masks, through which rho learns from the likelihood."""
+        return super().objective()._replace(mask_gradient=True)
+
+    def terms(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
+        """Return likelihood, ``-log rho_t`` and entropy of each row."""
         o, a = _wide(logits["classifier"]), _wide(logits["retain"])
-        return {
-            "cross_entropy": self._sampled_nll(o, a, noise, target),
-            "kl": -F.logsigmoid(a.gather(-1, target.unsqueeze(-1)).squeeze(-1)),
-            "entropy": mask_entropy(a),
-        }
+        return plain_terms(o, a, a, None, noise, target, self.objective(), self.class_weight)
+
+    def row_losses_of(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor | None) -> RowLosses:
+        """Return the loss of each row, by the fast form."""
+        if not self.can_fuse(*logits.values()):
+            return super().row_losses_of(logits, target, noise)
+        o, a = _wide(logits["classifier"]), _wide(logits["retain"])
+        return self.report(losses_of_logits(o, a, None, None, self.rows_of(target, noise, o), self.objective()), target)

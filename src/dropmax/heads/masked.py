@@ -1,7 +1,8 @@
-"""What the two heads with learned random masks share: their prior p(z | x) and the ways to predict with it."""
+"""What the heads with learned random masks share: their prior p(z | x) and the ways to predict with it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,12 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dropmax import exact
-from dropmax.checks import check_count, check_features, check_positive, check_probability, is_traced
+from dropmax.checks import check_count, check_features, check_positive, check_probability, is_traced, is_transformed
 from dropmax.functional import _from_highest, _wide, mean_logits
 from dropmax.heads.base import Head
+from dropmax.heads.loss import RowLosses
 from dropmax.heads.options import SharedOptions
-from dropmax.objective import sampled_nll
-from dropmax.topk import BLOCK_NUMBERS, linear_part, row_blocks
+from dropmax.objective import LEAST_EPSILON, Options, entropy
+from dropmax.topk import BLOCK_NUMBERS, row_blocks
+from dropmax.walk import RowResults, Rows
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -27,9 +30,14 @@ class MaskedHead(Head):
     """A head whose class masks are Bernoulli(rho(x)) with ``rho(x) = sigmoid(W_theta h + b_theta)`` (equation 4).
 
     >>> from dropmax import DropMax
-    >>> issubclass(DropMax, MaskedHead)
+    >>> DropMax(4, 3).masked
     True
     """
+
+    predicts_with = ("classifier", "retain")
+    separable = True
+    masked = True
+    class_weighted = frozenset({"cross_entropy"})
 
     retain: nn.Linear
 
@@ -41,75 +49,121 @@ class MaskedHead(Head):
         temperature: float = 0.1,
         samples: int = 1,
         epsilon: float = 1e-20,
+        rank: int | None = None,
         **shared: Unpack[SharedOptions],
     ) -> None:
-        super().__init__(in_features, num_classes, **shared)
+        ranks = {group: rank for group in self.maps if group != "psi"}
+        super().__init__(in_features, num_classes, ranks=ranks, **shared)
         check_positive("temperature", temperature)
         check_count("samples", samples)
         check_probability("epsilon", epsilon)
         self.temperature = temperature
         self.samples = samples
         self.epsilon = epsilon
+        self.rank = rank
 
     def noise_shape(self, num_rows: int) -> tuple[int, ...] | None:
-        """Return (N, K), or (S, N, K) for S > 1 masks a row."""
+        """Return (N, K), or (S, N, K) for S > 1 masks per row."""
         rows = (num_rows, self.num_classes)
         return rows if self.samples == 1 else (self.samples, *rows)
 
-    def _sampled_nll(self, o: Tensor, mask_logits: Tensor, noise: Tensor, target: Tensor) -> Tensor:
-        return sampled_nll(
-            o,
-            mask_logits,
-            noise,
-            target,
-            temperature=self.temperature,
-            epsilon=self.epsilon,
-            label_smoothing=self.label_smoothing,
-            class_weight=self.class_weight,
-        )
-
-    def forward(self, features: Tensor) -> Tensor:
+    def prediction_logits(self, logits: Mapping[str, Tensor]) -> Tensor:
         """Return ``o + log rho``: their softmax is the mean prediction p(y | x, z = rho(x)) of equation 15."""
-        check_features(features, self.in_features)
-        return self._finite("logits", mean_logits(self.classifier(features), self.retain(features)))
+        return mean_logits(logits["classifier"], logits["retain"])
 
-    def _logits_of_classes(self, rows: Tensor, here: slice) -> Tensor | None:
-        own = type(self).forward is MaskedHead.forward and type(self)._probabilities is MaskedHead._probabilities
-        if not own or not isinstance(self.retain, nn.Linear):
-            return None
-        o, a = linear_part(self.classifier, rows, here), linear_part(self.retain, rows, here)
-        return mean_logits(_wide(o), _wide(a))
-
-    def _probabilities(self, features: Tensor, mode: str, samples: int, generator: torch.Generator | None) -> Tensor:
-        check_features(features, self.in_features)
-        rows = features.reshape(-1, self.in_features)
-        if torch.is_grad_enabled() or is_traced(features) or len(rows) * self.num_classes <= BLOCK_NUMBERS:
-            return self._all_probabilities(features, mode, samples, generator)
-        # Nothing of size batch x classes but what is returned.
-        found = _wide(rows).new_empty(len(rows), self.num_classes)
-        for here in row_blocks(len(rows), self.num_classes):
-            found[here] = self._all_probabilities(rows[here], mode, samples, generator)
-        return found.view(*features.shape[:-1], self.num_classes)
-
-    def _all_probabilities(
-        self, features: Tensor, mode: str, samples: int, generator: torch.Generator | None
+    def probabilities(
+        self,
+        logits: Mapping[str, Tensor],
+        mode: str = "mean",
+        samples: int = 100,
+        generator: torch.Generator | None = None,
     ) -> Tensor:
-        if mode == "mean" and type(self).forward is not MaskedHead.forward:
-            return super()._probabilities(features, mode, samples, generator)
-        o, a = _wide(self.classifier(features)), _wide(self.retain(features))
+        """Return p(y | x) with the mean of the masks, ``samples`` masks drawn, or all of them."""
+        o, a = _wide(logits["classifier"]), _wide(logits["retain"])
         if mode == "mean":
             return _mean_probabilities(o, a)
         return monte_carlo(o, a, samples, generator) if mode == "mc" else exact.predictive(o, a)
 
+    def predict_proba(
+        self,
+        features: Tensor,
+        mode: str = "mean",
+        *,
+        samples: int = 100,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Return class probabilities, see :meth:`Head.predict_proba`; many rows and classes in blocks of rows."""
+        check_features(features, self.in_features)
+        size = features[..., 0].numel() * self.num_classes
+        if torch.is_grad_enabled() or is_traced(features) or size <= BLOCK_NUMBERS:
+            return super().predict_proba(features, mode, samples=samples, generator=generator)
+        # Nothing of size batch x classes but what is returned.
+        rows = features.reshape(-1, self.in_features)
+        found = _wide(rows).new_empty(len(rows), self.num_classes)
+        for here in row_blocks(len(rows), self.num_classes):
+            found[here] = super().predict_proba(rows[here], mode, samples=samples, generator=generator)
+        return found.view(*features.shape[:-1], self.num_classes)
+
     def predictive_std(self, features: Tensor) -> Tensor:
         """Return the exact standard deviation of ``p(y | x, z)`` over the masks (:func:`dropmax.exact.variance`)."""
-        check_features(features, self.in_features)
-        return self._finite("the deviations", exact.variance(self.classifier(features), self.retain(features)).sqrt())
+        logits = self.prediction_maps(features)
+        return self.check_finite("the deviations", exact.variance(logits["classifier"], logits["retain"]).sqrt())
 
     def retain_probs(self, features: Tensor) -> Tensor:
         """Return rho(x): how much each class deserves attention."""
         check_features(features, self.in_features)
-        return self._finite("retain probabilities", _wide(self.retain(features)).sigmoid())
+        return self.check_finite("retain probabilities", _wide(self.retain(features)).sigmoid())
+
+    # --- the fast form of the loss -------------------------------------------------------------------------------
+
+    def objective(self) -> Options:
+        """Return the options of the objective (:mod:`dropmax.objective`)."""
+        weights = self.term_weights()
+        return Options(
+            temperature=self.temperature,
+            epsilon=self.epsilon,
+            samples=self.samples,
+            label_smoothing=self.label_smoothing,
+            cross_entropy_weight=weights.get("cross_entropy", 1.0),
+            kl_weight=weights.get("kl", 1.0),
+            entropy_weight=-weights.get("entropy", -1.0),
+            auxiliary_weight=weights.get("auxiliary", 1.0),
+        )
+
+    def can_fuse(self, *tensors: Tensor) -> bool:
+        """Say whether the fast form of the loss can be used: not inside torch.func, nor where epsilon underflows."""
+        return self.fused and self.epsilon >= LEAST_EPSILON and not any(is_transformed(x) for x in tensors)
+
+    def rows_of(self, target: Tensor, noise: Tensor | None, like: Tensor) -> Rows:
+        """Return what the fast form needs beside logits; a seed stands for noise that is to be drawn."""
+        class_weight = row_weight = None
+        if self.class_weight is not None and self.label_smoothing:  # else a factor of the whole row
+            class_weight = self.class_weight.to(_wide(like).dtype)
+            row_weight = class_weight[target]
+        return Rows(target, self.draw_seed(like.device) if noise is None else noise, class_weight, row_weight)
+
+    def report(self, found: RowResults, target: Tensor) -> RowLosses:
+        """Return the loss of each row from what the fast form found; the terms, when somebody looks."""
+        weight = None if self.class_weight is None else self.class_weight.to(found.total.dtype)[target]
+        total = found.total
+        if weight is not None and not self.label_smoothing:
+            total = total * weight
+
+        def terms() -> dict[str, Tensor]:
+            a = found.retain_logits
+            h = entropy(a, a.sigmoid()) if a.numel() else found.entropy
+            kl = found.kl_less_entropy + h
+            if "auxiliary" not in names and a.numel():  # q = p: all but the target's part cancels
+                kl = -F.logsigmoid(a.gather(-1, target.unsqueeze(-1))).squeeze(-1)
+            rest = {"kl": kl, "entropy": h, "auxiliary": found.auxiliary}
+            named = {"cross_entropy": found.cross_entropy, **{k: v for k, v in rest.items() if k in names}}
+            if weight is None:
+                return named
+            done = {"cross_entropy"} if self.label_smoothing else set()
+            return {k: v if k in done else v * weight for k, v in named.items()}
+
+        names = tuple(self.term_weights())
+        return RowLosses(total, names, terms)
 
 
 def _mean_probabilities(o: Tensor, a: Tensor) -> Tensor:

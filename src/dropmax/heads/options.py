@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
@@ -19,7 +19,7 @@ class SharedOptions(TypedDict, total=False):
     """The options every head takes, see :class:`Head`.
 
     >>> sorted(SharedOptions.__annotations__)
-    ['class_weight', 'device', 'dtype', 'ignore_index', 'label_smoothing']
+    ['class_weight', 'device', 'dtype', 'ignore_index', 'label_smoothing', 'ranks']
     """
 
     label_smoothing: float
@@ -27,6 +27,7 @@ class SharedOptions(TypedDict, total=False):
     ignore_index: int
     device: torch.device | str | None
     dtype: torch.dtype | None
+    ranks: Mapping[str, int | None] | None  # of the maps, by parameter group; set by subclasses, not by users
 
 
 def option_defaults(head: type[Head]) -> dict[str, Any]:
@@ -36,7 +37,7 @@ def option_defaults(head: type[Head]) -> dict[str, Any]:
     >>> option_defaults(Softmax)
     {'label_smoothing': 0.0, 'class_weight': None, 'ignore_index': -100}
     """
-    own = {"in_features", "num_classes", "device", "dtype"}
+    own = {"in_features", "num_classes", "device", "dtype", "ranks"}
     options: dict[str, Any] = {}
     for cls in head.__mro__:
         if cls is torch.nn.Module:  # from here on, nothing of ours
@@ -61,7 +62,7 @@ def unknown_option(head: type[Head], option: str) -> str:
     """Return what to say about an option this head does not have.
 
     >>> from dropmax import DropMax
-    >>> print(unknown_option(DropMax, "temprature")[:75])
+    >>> print(unknown_option(DropMax, "temprature")[:77])
     unknown option of dropmax 'temprature': did you mean 'temperature'? Valid are
     """
     names = option_names(head)

@@ -31,6 +31,8 @@ class RandomDropMax(Head):
     """
 
     name = "random-dropmax"
+    separable = True
+    class_weighted = frozenset({"cross_entropy"})
 
     def __init__(
         self, in_features: int, num_classes: int, *, retain: float = 0.4, **shared: Unpack[SharedOptions]
@@ -40,12 +42,15 @@ class RandomDropMax(Head):
         self.retain = retain
 
     def noise_shape(self, num_rows: int) -> tuple[int, ...]:
-        """Return (N, K): one uniform number a class."""
+        """Return (N, K): one uniform number per class."""
         return (num_rows, self.num_classes)
 
-    def _terms_of_logits(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor) -> dict[str, Tensor]:
+    def terms(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
+        """Return the cross entropy of each row over the classes kept."""
+        if noise is None:
+            raise ValueError(f"{self.name} needs noise of shape {self.noise_shape(len(target))}")
         kept = keep_target((noise < self.retain).to(noise.dtype), target)
-        return {"cross_entropy": self._subset_cross_entropy(logits["classifier"], target, kept)}
+        return {"cross_entropy": self.subset_cross_entropy(logits["classifier"], target, kept)}
 
     def retain_probs(self, features: Tensor) -> Tensor:
         """Return the fixed retain probability for every class."""

@@ -37,6 +37,8 @@ class SampledSoftmax(Head):
     """
 
     name = "sampled-softmax"
+    separable = True
+    class_weighted = frozenset({"cross_entropy"})
 
     def __init__(
         self,
@@ -59,9 +61,12 @@ class SampledSoftmax(Head):
         """Return (N, K): a lot for each class."""
         return (num_rows, self.num_classes)
 
-    def _terms_of_logits(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor) -> dict[str, Tensor]:
+    def terms(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
+        """Return the cross entropy of each row over the classes drawn."""
+        if noise is None:
+            raise ValueError(f"{self.name} needs noise of shape {self.noise_shape(len(target))}")
         # The classes with the smallest noise are a uniform sample; -1 makes the target one of them.
         lottery = noise.scatter(-1, target.unsqueeze(-1), -1.0)
         drawn = lottery.topk(1 + self.num_rivals, dim=-1, largest=False, sorted=False).indices
         kept = torch.zeros_like(noise).scatter(-1, drawn, 1.0)
-        return {"cross_entropy": self._subset_cross_entropy(logits["classifier"], target, kept)}
+        return {"cross_entropy": self.subset_cross_entropy(logits["classifier"], target, kept)}

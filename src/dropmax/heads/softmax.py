@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from torch import Tensor
+
 from dropmax.heads.base import Head
 
 
@@ -18,3 +22,9 @@ class Softmax(Head):
     """
 
     name = "softmax"
+    separable = True
+    class_weighted = frozenset({"cross_entropy"})
+
+    def terms(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
+        """Return the cross entropy of each row."""
+        return {"cross_entropy": self.cross_entropy(logits["classifier"], target)}

@@ -24,10 +24,16 @@ class Sparsemax(Head):
 
     name = "sparsemax"
 
-    def _terms_of_logits(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor) -> dict[str, Tensor]:
-        loss = sparsemax_loss(logits["classifier"], target, label_smoothing=self.label_smoothing)
-        # It stands where the cross entropy of the other heads stands, so that logs line up.
-        return {"cross_entropy": self._class_weighted(loss, target)}
+    def terms(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
+        """Return the sparsemax loss of each row, where the other heads have their cross entropy: so logs line up."""
+        return {"cross_entropy": sparsemax_loss(logits["classifier"], target, label_smoothing=self.label_smoothing)}
 
-    def _probabilities(self, features: Tensor, mode: str, samples: int, generator: torch.Generator | None) -> Tensor:
-        return sparsemax(self(features))
+    def probabilities(
+        self,
+        logits: Mapping[str, Tensor],
+        mode: str = "mean",
+        samples: int = 100,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Return the sparsemax of the logits, in every mode."""
+        return sparsemax(logits["classifier"])

@@ -160,7 +160,7 @@ def _gradient(head: DropMax, h: Tensor, y: Tensor, repeats: int, seed: int) -> d
 
     def gradients(noise: Tensor | None) -> dict[str, Tensor]:
         with torch.enable_grad():
-            nll = head.loss(h, y, noise=noise).terms["cross_entropy"]
+            nll = head.terms(head.logits(h), y, head.check_noise(noise, h, h.shape[:-1]))["cross_entropy"].mean()
             flat = torch.autograd.grad(nll, [p for ps in groups.values() for p in ps], materialize_grads=True)
         parts = iter(flat)
         return {name: torch.cat([next(parts).flatten() for _ in ps]).double() for name, ps in groups.items()}

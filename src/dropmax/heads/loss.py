@@ -1,0 +1,96 @@
+"""What :meth:`dropmax.Head.loss` returns, and how the losses of rows become that of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+#: How the losses of rows are joined.
+REDUCTIONS = ("mean", "sum", "none")
+
+
+class Loss(NamedTuple):
+    """What :meth:`Head.loss` returns: the number to minimise, and the terms it is made of.
+
+    Every term is reported before its weight and sign: ``entropy`` is subtracted in ``total``. The terms are values for
+    a log. They have no gradient, and are computed when somebody looks. To differentiate one of them, call the head's
+    hooks: ``head.terms(head.logits(rows), target, noise)``.
+
+    >>> from dropmax import DropMax
+    >>> head = DropMax(in_features=2, num_classes=3)
+    >>> total, terms = head.loss(torch.zeros(1, 2), torch.tensor([0]))
+    >>> sorted(terms)
+    ['auxiliary', 'cross_entropy', 'entropy', 'kl']
+    """
+
+    total: Tensor
+    terms: Mapping[str, Tensor]
+
+
+class RowLosses(NamedTuple):
+    """The loss of each of N rows, and the names and values of its terms, all of them times the class weights.
+
+    >>> RowLosses._fields
+    ('total', 'names', 'terms')
+    """
+
+    total: Tensor
+    names: tuple[str, ...]
+    terms: Callable[[], Mapping[str, Tensor]]
+
+    def reduced(self, weight: Tensor, counts: Tensor, reduction: str, shape: torch.Size) -> Loss:
+        """Return the loss of the batch: the weighted mean or sum over the rows that count, or one number per row.
+
+        Args:
+            weight: of each row, 0 where it does not count.
+            counts: 1 for rows that count, else 0.
+            reduction: one of :data:`REDUCTIONS`.
+            shape: of the batch.
+        """
+        # Nothing to average over gives 0 with a zero gradient, never 0/0.
+        denominator = weight.sum().clamp_min(torch.finfo(weight.dtype).tiny) if reduction == "mean" else None
+
+        def reduce(rows: Tensor) -> Tensor:
+            rows = rows * counts
+            if reduction == "none":
+                return rows.reshape(shape)
+            return rows.sum() if denominator is None else rows.sum() / denominator
+
+        def terms() -> dict[str, Tensor]:
+            with torch.no_grad():
+                return {name: reduce(rows) for name, rows in self.terms().items()}
+
+        total = reduce(self.total)
+        # A compiler drops what nobody uses, and cannot return a promise.
+        return Loss(total, terms() if torch.compiler.is_compiling() else Terms(self.names, terms))
+
+
+class Terms(Mapping[str, Tensor]):
+    """A dictionary of terms that is filled when somebody looks at a value.
+
+    >>> terms = Terms(("kl",), lambda: {"kl": torch.tensor(2.0)})
+    >>> list(terms), terms["kl"]
+    (['kl'], tensor(2.))
+    """
+
+    def __init__(self, names: tuple[str, ...], compute: Callable[[], Mapping[str, Tensor]]) -> None:
+        self._names = names
+        self._compute: Callable[[], Mapping[str, Tensor]] | None = compute
+        self._values: Mapping[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        if self._compute is not None:
+            self._values, self._compute = self._compute(), None  # and let go of the tensors it holds
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
