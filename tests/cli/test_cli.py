@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -12,8 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 from PIL import Image
 
+from dropmax.cli import app
 from dropmax.workbench.data import load
 from tests.cli.conftest import Run
 
@@ -183,6 +186,9 @@ def test_demo(tmp_path: Path, dropmax: Run) -> None:
     assert done.returncode == 0, done.stderr
     assert "softmax" in done.stdout
     assert "dropmax predict demo/dropmax-0-quick" in done.stdout
+    for line in done.stdout.partition("Next:\n")[2].splitlines():
+        _, name, *arguments = shlex.split(line.partition("  #")[0])
+        typer.main.get_command(app).commands[name].make_context(name, arguments)  # type: ignore[attr-defined]
     with Image.open(tmp_path / "demo" / "demo-quick.png") as picture:
         assert picture.width > 1000
     started = time.monotonic()
