@@ -63,7 +63,7 @@ def is_exporting() -> bool:
     >>> is_exporting()
     False
     """
-    return getattr(torch.compiler, "is_exporting", bool)()  # torch 2.6 does not have it
+    return torch.compiler.is_exporting()
 
 
 def check_finite(what: str, x: Tensor, advice: str, also: Sequence[float] = ()) -> Tensor:
