@@ -6,7 +6,6 @@ See docs/sklearn.md. Needs scikit-learn: ``pip install "dropmax[sklearn]"``.
 from __future__ import annotations
 
 import contextlib
-import copy
 import numbers
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,16 +20,23 @@ from dropmax.checks import NotFinite, check_choice, check_count, check_positive,
 from dropmax.classifier import Classifier
 from dropmax.errors import InvalidType, InvalidValue, MissingDependency, RunError
 from dropmax.heads import HEADS, MODES, make_head
-from dropmax.sklearn_rows import blocks, check_known, class_weights, fit_scaler, merge_equal
-from dropmax.workbench.evaluation import confusable
+from dropmax.sklearn_rows import (
+    Examples,
+    blocks,
+    check_known,
+    class_weights,
+    fit_scaler,
+    held_out_rows,
+    merge_equal,
+    standardised,
+)
+from dropmax.workbench.evaluation import Outputs, answer
 from dropmax.workbench.networks import MLP, feature_size
 from dropmax.workbench.networks.shapes import check_sizes
 
 try:
-    from scipy import sparse
     from sklearn.base import BaseEstimator, ClassifierMixin
     from sklearn.exceptions import ConvergenceWarning
-    from sklearn.model_selection import train_test_split
     from sklearn.preprocessing import StandardScaler
     from sklearn.utils import check_array, check_random_state
     from sklearn.utils.multiclass import check_classification_targets
@@ -40,20 +46,21 @@ except ImportError as error:
 
 __all__ = ["DropMaxClassifier"]
 
-#: Predictions must not depend on which other rows are asked about, which float32 products do, in the seventh digit.
-_DTYPE = torch.float64
+#: A prediction must not depend on which other rows are asked about, and a product in float32 does depend, in the
+#: seventh digit, on the number of rows. So the network always sees this many, the last ones filled up with zeros.
+_ROWS = 128
 
 #: Options of a head that the estimator sets itself.
 _RESERVED = {
     "class_weight": ": pass class_weight to the estimator",
     "device": ": pass device to the estimator",
-    "dtype": f": the estimator computes in {_DTYPE}",
+    "dtype": ": the estimator computes in torch.float32",
     "ignore_index": ": give such rows sample_weight 0",
 }
 
 
 class DropMaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A multi-layer perceptron that ends in a DropMax head, trained with Adam.
+    """A multi-layer perceptron that ends in a DropMax head, trained with AdamW in float32.
 
     Its loss is the weighted mean over rows of ``head.loss``; its probabilities are ``head.predict_proba``. The fit
     depends on ``random_state`` and on the weighted *set* of examples: equal rows with equal labels are merged and their
@@ -63,20 +70,21 @@ class DropMaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Args:
         hidden_layer_sizes: units of each hidden layer, relu after each; ``()`` makes a linear classifier.
         head: a name in ``dropmax.HEADS``.
-        head_options: options of the head; for ``"dropmax"``, ``likelihood="exact"`` unless it says otherwise.
+        head_options: options of the head.
         network: in place of the perceptron, a function from the number of features to an ``nn.Module`` that maps
             ``(N, n_features)`` to feature vectors ``(N, d)``.
         class_weight: a dict from label to weight (1 where it has none), or ``"balanced"``: weights inversely
             proportional to the weighted class frequencies. Multiplies ``sample_weight``.
         standardize: subtract each input's weighted mean and divide by its standard deviation before the network.
-        batch_size: distinct examples a step of Adam; ``"auto"`` is at most 200.
-        learning_rate_init: of Adam.
-        weight_decay: L2 penalty in the gradient, spared on the retain map as in the paper.
+        batch_size: distinct examples per step; ``"auto"`` is at most 200.
+        learning_rate_init: of AdamW.
+        weight_decay: of AdamW; a step multiplies weights by ``1 - learning_rate_init * weight_decay``, except those of
+            the retain map, as in the paper.
         max_iter: passes over the data, at most.
         tol, n_iter_no_change: training ends after so many passes in a row in which the loss (with early stopping, the
             log loss of the validation rows) was not better than its best by ``tol``.
         early_stopping: hold out a stratified ``validation_fraction`` of the distinct examples, and keep the weights
-            that were best on it.
+            that were best on it. Where no class has an example to spare, nothing is held out.
         validation_fraction: share held out for early stopping.
         mode: how to predict unless told otherwise, see :meth:`predict_proba`.
         device: where torch computes.
@@ -85,7 +93,7 @@ class DropMaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Attributes:
         classes_: the labels, sorted.
-        model_: the trained :class:`dropmax.Classifier`, in float64.
+        model_: the trained :class:`dropmax.Classifier`, in float32.
         scaler_: the fitted ``StandardScaler``, or None.
         loss_curve_, n_iter_: training loss of each pass, and how many there were.
         validation_curve_: with early stopping, the log loss of the validation rows after each pass.
@@ -105,7 +113,7 @@ class DropMaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        hidden_layer_sizes: int | Sequence[int] = (100,),
+        hidden_layer_sizes: int | Sequence[int] = (512,),
         *,
         head: str = "dropmax",
         head_options: Mapping[str, Any] | None = None,
@@ -114,11 +122,11 @@ class DropMaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         standardize: bool = True,
         batch_size: int | str = "auto",
         learning_rate_init: float = 1e-3,
-        weight_decay: float = 1e-4,
+        weight_decay: float = 0.3,
         max_iter: int = 200,
         tol: float = 1e-4,
         n_iter_no_change: int = 10,
-        early_stopping: bool = False,
+        early_stopping: bool = True,
         validation_fraction: float = 0.1,
         mode: str = "mean",
         device: str = "cpu",
@@ -152,56 +160,59 @@ class DropMaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Train from scratch on rows X ``(n, n_features)``, an array, data frame or sparse matrix, and labels y."""
         self._check_parameters()
         X, y, weight = self._validated(X, y, sample_weight, reset=True)
-        classes = np.unique(y)
         self._seed = int(check_random_state(self.random_state).randint(2**31))
         with _random_numbers(self._seed):
-            self._start(classes)
+            self._start(np.unique(y))
             X, y, weight = self._examples(X, y, weight)
             weight = weight / weight.mean()  # the scale of the weights must not act as a learning rate
-            held_out: tuple[Any, ...] = ()
+            chosen = np.zeros(len(y), bool)
             if self.early_stopping:
-                X, X_val, y, y_val, weight, weight_val = train_test_split(
-                    X, y, weight, test_size=self.validation_fraction, stratify=y, random_state=self._seed
-                )
-                held_out = X_val, y_val, weight_val
+                chosen = held_out_rows(y, self.validation_fraction, np.random.RandomState(self._seed))
             if self.scaler_ is not None:
-                fit_scaler(self.scaler_, X, weight)
-            optimizer = self._optimizer()
-            best, best_state, waited = np.inf, None, 0
-            for _ in range(self.max_iter):
-                score = self._epoch(optimizer, X, y, weight)
-                if held_out:
-                    score = self._log_loss(*held_out)
-                    self.validation_curve_.append(score)
-                self._say(final=False)
-                waited = waited + 1 if score > best - self.tol else 0
-                if score < best:
-                    best = score
-                    best_state = copy.deepcopy(self.model_.state_dict()) if held_out else None
-                if waited >= self.n_iter_no_change:
-                    break
-            else:
-                warnings.warn(
-                    f"stopped after max_iter={self.max_iter} passes while the loss was still falling: raise max_iter "
-                    "or learning_rate_init",
-                    ConvergenceWarning,
-                    stacklevel=2,
-                )
-            self._say(final=True)
-            if best_state is not None:
-                self.model_.load_state_dict(best_state)
+                fit_scaler(self.scaler_, X[~chosen], weight[~chosen])
+            train, held_out = (
+                Examples(X[rows], y[rows], weight[rows], self.scaler_, self.device) for rows in (~chosen, chosen)
+            )
+            self._train(train, held_out)
         self.model_.eval()
         return self
+
+    def _train(self, train: Examples, held_out: Examples) -> None:
+        """Make passes until the loss, of the held-out examples where there are any, no longer falls."""
+        optimizer = self._optimizer()
+        best, best_state, waited = np.inf, None, 0
+        for _ in range(self.max_iter):
+            score = self._epoch(optimizer, train)
+            if len(held_out):
+                score = self._log_loss(held_out)
+                self.validation_curve_.append(score)
+            self._say(final=False)
+            waited = waited + 1 if score > best - self.tol else 0
+            if score < best:
+                best = score
+                state = self.model_.state_dict() if len(held_out) else {}
+                best_state = {name: value.clone() for name, value in state.items()}
+            if waited >= self.n_iter_no_change:
+                break
+        else:
+            warnings.warn(
+                f"stopped after max_iter={self.max_iter} passes while the loss was still falling: raise max_iter "
+                "or learning_rate_init",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
+        self._say(final=True)
+        if best_state:
+            self.model_.load_state_dict(best_state)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> DropMaxClassifier:
         """Train for one pass over these rows, going on from what was learned before.
 
         The first call needs ``classes``, all labels that will ever come. Inputs are standardised with the mean and
-        standard deviation of all rows seen so far. Adam's state is kept from call to call, though not from ``fit``.
+        standard deviation of all rows seen so far. Adam's state is kept from call to call, though not from ``fit``. No
+        rows are held out, whatever ``early_stopping`` says.
         """
         self._check_parameters()
-        if self.early_stopping:
-            raise InvalidValue("partial_fit cannot hold rows out: set early_stopping=False")
         if isinstance(self.class_weight, str):
             raise InvalidValue(
                 f"class_weight={self.class_weight!r} needs all of y at once: give partial_fit a dict of weights"
@@ -228,7 +239,7 @@ class DropMaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 fit_scaler(self.scaler_, X, weight)
             if self._kept_optimizer is None:
                 self._kept_optimizer = self._optimizer()
-            self._epoch(self._kept_optimizer, X, y, weight)
+            self._epoch(self._kept_optimizer, Examples(X, y, weight, self.scaler_, self.device))
             self._say(final=False)
         self.model_.eval()
         return self
@@ -263,12 +274,9 @@ class DropMaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             net = self.network(n_features)
             if not isinstance(net, nn.Module):
                 raise InvalidType(f"network({n_features}) must return a torch.nn.Module, got {type(net).__name__}")
-        options = dict(self.head_options or {})
-        if self.head == "dropmax" and not options.get("label_smoothing"):  # which the exact likelihood cannot have
-            options = {"likelihood": "exact", **options}
-        head = make_head(self.head, feature_size(net, (n_features,)), len(classes), **options)
+        head = make_head(self.head, feature_size(net, (n_features,)), len(classes), **dict(self.head_options or {}))
         self.classes_ = classes
-        self.model_ = Classifier(net, head).to(device=self.device, dtype=_DTYPE)
+        self.model_ = Classifier(net, head).to(device=self.device, dtype=torch.float32)
         self.scaler_ = StandardScaler() if self.standardize else None
         self.loss_curve_: list[float] = []
         self.validation_curve_: list[float] = []
@@ -286,39 +294,54 @@ class DropMaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return (X, labels, weight) if counts.all() else (X[counts], labels[counts], weight[counts])
 
     def _optimizer(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam(self.model_.param_groups(self.weight_decay), lr=self.learning_rate_init, fused=True)
+        groups: dict[float, list[nn.Parameter]] = {}  # by weight decay: one call of the optimiser's kernel for each
+        for group in self.model_.param_groups(self.weight_decay):
+            groups.setdefault(group["weight_decay"], []).extend(group["params"])
+        parameters = [{"params": params, "weight_decay": decay} for decay, params in groups.items()]
+        return torch.optim.AdamW(parameters, lr=self.learning_rate_init, fused=True)
 
-    def _epoch(self, optimizer: torch.optim.Optimizer, X: Any, y: NDArray[Any], weight: NDArray[Any]) -> float:
+    def _epoch(self, optimizer: torch.optim.Optimizer, examples: Examples) -> float:
         """Go through the examples once, in a random order, and return their mean loss."""
         model = self.model_.train()
-        size = min(200, len(y)) if self.batch_size == "auto" else int(self.batch_size)
-        total = 0.0
-        for batch in torch.split(torch.randperm(len(y)), size):
-            rows = batch.numpy()
-            target = torch.as_tensor(y[rows], device=self.device)
-            row_weight = torch.as_tensor(weight[rows], device=self.device)
-            optimizer.zero_grad()
-            try:
-                losses = model.head.loss(model.net(self._tensor(X[rows])), target, reduction="none").total
-            except NotFinite as error:
-                raise RunError(
-                    f"{error}; in pass {self.n_iter_ + 1}: lower learning_rate_init={self.learning_rate_init}"
-                ) from None
-            loss = (row_weight * losses).mean()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            total += loss.item() * len(rows)
+        size = min(200, len(examples)) if self.batch_size == "auto" else int(self.batch_size)
+        sums = []
+        with self._advice_on_divergence():
+            for x, target, weight in examples.batches(torch.randperm(len(examples)), size):
+                optimizer.zero_grad()
+                if weight is None:
+                    loss = model.head.loss(model.net(x), target).total
+                else:
+                    loss = (weight * model.head.loss(model.net(x), target, reduction="none").total).mean()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                sums.append(loss.detach() * len(target))
+            mean = float(torch.stack(sums).sum()) / len(examples)
+            if not np.isfinite(mean):
+                raise NotFinite(f"the loss became {mean}")
         self.n_iter_ += 1
-        self.loss_curve_.append(total / len(y))
-        if not np.isfinite(total):
-            raise RunError(
-                f"the loss became {total} in pass {self.n_iter_}: lower learning_rate_init={self.learning_rate_init}"
-            )
-        return total / len(y)
+        self.loss_curve_.append(mean)
+        return mean
 
-    def _log_loss(self, X: Any, y: NDArray[Any], weight: NDArray[Any]) -> float:
-        chosen = self._probabilities(X, "mean", 1)[np.arange(len(y)), y]
-        return float(np.average(-np.log(np.maximum(chosen, np.finfo(np.float64).tiny)), weights=weight))
+    @contextlib.contextmanager
+    def _advice_on_divergence(self) -> Iterator[None]:
+        try:
+            yield
+        except NotFinite as error:
+            advice = f"lower learning_rate_init={self.learning_rate_init}"
+            raise RunError(f"{error}; in pass {self.n_iter_ + 1}: {advice}") from None
+
+    @torch.no_grad()
+    def _log_loss(self, examples: Examples) -> float:
+        """Return the weighted mean of -log p of the labels, in evaluation mode."""
+        model = self.model_.eval()
+        total, weights = 0.0, 0.0
+        for x, target, weight in examples.batches(torch.arange(len(examples)), 2048):
+            with self._advice_on_divergence():
+                chosen = model.predict_proba(x).gather(1, target[:, None])[:, 0].double()
+            losses = -chosen.clamp_min(np.finfo(np.float64).tiny).log()
+            total += float(losses.sum() if weight is None else (weight * losses).sum())
+            weights += float(len(target) if weight is None else weight.double().sum())
+        return total / weights
 
     def _say(self, *, final: bool) -> None:
         if self.verbose and (final or self.n_iter_ % 10 == 0):
@@ -336,21 +359,32 @@ class DropMaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 masks (the same ones at every call), ``"exact"`` over all 2^K; by default the estimator's own ``mode``.
             samples: masks drawn by ``"mc"``.
         """
-        X = self._validated_rows(X)
         mode = self.mode if mode is None else mode
         check_choice("mode", mode, MODES)
-        return self._probabilities(X, mode, samples)
+        return _as_probabilities(self._outputs(X, mode, samples).probs)
+
+    def predict_log_proba(self, X: Any, mode: str | None = None, samples: int = 100) -> NDArray[np.float64]:
+        """Return the logarithm of :meth:`predict_proba`, and -708 where that is zero."""
+        probs = self.predict_proba(X, mode, samples)
+        logs: NDArray[np.float64] = np.log(np.maximum(probs, np.finfo(np.float64).tiny))
+        return logs
+
+    def decision_function(self, X: Any) -> NDArray[np.float64]:
+        """Return the logits ``(n, n_classes)`` of mode ``"mean"``; of two classes, second minus first ``(n,)``."""
+        logits = np.concatenate([self.model_.head(h).numpy(force=True)[:n] for h, n in self._features(X)])
+        logits = logits.astype(np.float64)
+        return logits[:, 1] - logits[:, 0] if len(self.classes_) == 2 else logits
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the most probable label of each row."""
-        probs = self.predict_proba(X)
-        labels: NDArray[Any] = self.classes_[probs.argmax(1)]
+        best = self.predict_proba(X).argmax(1)
+        labels: NDArray[Any] = self.classes_[best]
         return labels
 
     def retain_proba(self, X: Any) -> NDArray[np.float64]:
         """Return rho ``(n, n_classes)``: how much attention each class deserves; ones for a head without masks."""
-        X = self._validated_rows(X)
-        return self._answers(X, self.model_.head.retain_probs)
+        retain: NDArray[np.float64] = self._outputs(X).retain.double().numpy()
+        return retain
 
     def confusable_with(self, X: Any, *, gap: float = 0.1, limit: int = 5) -> list[list[Any]]:
         """Return, for each row, the labels it may be confused with, most confusable first; often none.
@@ -364,32 +398,30 @@ class DropMaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"the head {self.head!r} learns no retain probabilities, so it cannot say what a row may be confused "
                 "with: fit with head='dropmax'"
             )
-        retain = torch.from_numpy(self.retain_proba(X))
-        predicted = torch.from_numpy(self.predict_proba(X).argmax(1))
         labels = self.classes_.tolist()
-        return [[labels[k] for k in rivals] for rivals in confusable(retain, predicted, gap=gap, limit=limit)]
+        return [[labels[k] for k in rivals] for rivals in self._outputs(X).confusable(gap=gap, limit=limit)]
 
-    def _validated_rows(self, X: Any) -> Any:
-        check_is_fitted(self)
-        return validate_data(self, X, reset=False, accept_sparse="csr", dtype=(np.float64, np.float32))
-
-    def _probabilities(self, X: Any, mode: str, samples: int) -> NDArray[np.float64]:
-        generator = torch.Generator(self.device).manual_seed(self._seed)
-        predict = self.model_.head.predict_proba
-        return self._answers(X, lambda h: predict(h, mode, samples=samples, generator=generator))
+    def _outputs(self, X: Any, mode: str | None = None, samples: int = 100) -> Outputs:
+        """Return what the head answers for these rows."""
+        generator = torch.Generator(self.device)
+        parts = []
+        for features, count in self._features(X):
+            if not parts:
+                generator.manual_seed(self._seed)
+            part = answer(self.model_.head, features, mode=mode or self.mode, samples=samples, generator=generator)
+            parts.append((part.probs[:count].cpu(), part.retain[:count].cpu()))
+        probs, retain = (torch.cat(rows) for rows in zip(*parts, strict=True))
+        return Outputs(probs, retain)
 
     @torch.no_grad()
-    def _answers(self, X: Any, answer: Callable[[Tensor], Tensor]) -> NDArray[np.float64]:
-        """Return what the head answers for the feature vectors of the rows, block by block."""
+    def _features(self, X: Any) -> Iterator[tuple[Tensor, int]]:
+        """Yield feature vectors of ``_ROWS`` rows at a time, and how many of them were asked for."""
+        check_is_fitted(self)
+        X = validate_data(self, X, reset=False, accept_sparse="csr", dtype=(np.float64, np.float32))
         self.model_.eval()
-        return np.concatenate([answer(self.model_.net(self._tensor(block))).cpu().numpy() for block in blocks(X)])
-
-    def _tensor(self, rows: Any) -> Tensor:
-        """Return dense, standardised rows for the network: sparse ones are dense for the length of a batch."""
-        dense = rows.toarray() if sparse.issparse(rows) else rows
-        if self.scaler_ is not None:
-            dense = (dense - self.scaler_.mean_) / self.scaler_.scale_
-        return torch.tensor(dense, dtype=_DTYPE, device=self.device)  # a copy: a network may work in place
+        for block in blocks(X, _ROWS):
+            rows = standardised(block, self.scaler_, self.device)
+            yield self.model_.net(nn.functional.pad(rows, (0, 0, 0, _ROWS - len(rows)))), len(rows)
 
     # --- what scikit-learn asks ----------------------------------------------------------------------------------
 
@@ -433,6 +465,12 @@ def _random_numbers(seed: int) -> Iterator[None]:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         yield
+
+
+def _as_probabilities(probs: Tensor) -> NDArray[np.float64]:
+    """Return float32 probabilities in float64, where they can sum to one to the last digit."""
+    wide: NDArray[np.float64] = probs.double().numpy()
+    return wide / wide.sum(1, keepdims=True)
 
 
 def _plain(value: Any) -> Any:

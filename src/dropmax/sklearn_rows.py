@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dropmax.checks import check_choice, check_weight
 from dropmax.errors import InvalidType, InvalidValue, MissingDependency
@@ -18,20 +18,30 @@ try:
 except ImportError as error:
     raise MissingDependency.extra("scipy", "sklearn", "dropmax.sklearn") from error
 
-__all__ = ["blocks", "check_known", "class_weights", "fit_scaler", "merge_equal"]
+__all__ = ["Examples", "blocks", "check_known", "class_weights", "fit_scaler", "held_out_rows", "merge_equal"]
 
 #: Rows looked at together outside training: enough to be fast, few enough to be dense for a moment.
 _BLOCK = 2048
 
 
-def blocks(X: Any) -> Iterator[Any]:
+def blocks(X: Any, size: int = _BLOCK) -> Iterator[Any]:
     """Yield the rows of an array or sparse matrix, some thousands at a time.
 
     >>> [len(block) for block in blocks(np.zeros((5000, 3)))]
     [2048, 2048, 904]
     """
-    for start in range(0, X.shape[0], _BLOCK):
-        yield X[start : start + _BLOCK]
+    for start in range(0, X.shape[0], size):
+        yield X[start : start + size]
+
+
+def dense(rows: Any) -> NDArray[Any]:
+    """Return an array or a sparse matrix as an array.
+
+    >>> dense(sparse.csr_array([[0.0, 4.0]]))
+    array([[0., 4.]])
+    """
+    found: NDArray[Any] = rows.toarray() if sparse.issparse(rows) else rows
+    return found
 
 
 def merge_equal(
@@ -39,30 +49,103 @@ def merge_equal(
 ) -> tuple[Any, NDArray[np.intp], NDArray[np.float64]]:
     """Return each distinct (row, label) once, with the sum of its weights, in an order that depends on values only.
 
-    The order is that of a digest of the row's non-zero numbers, which is the same for dense and sparse input.
+    The order is that of 128-bit keys made of the row's non-zero numbers, the same for dense and sparse input.
 
     >>> X = np.array([[1.0, 2.0], [1.0, 2.0], [1.0, 2.0]])
     >>> rows, labels, weight = merge_equal(X, np.array([0, 1, 0]), np.array([1.0, 1.0, 3.0]))
     >>> len(rows), dict(zip(labels.tolist(), weight.tolist())) == {0: 4.0, 1: 1.0}
     (2, True)
     """
-    first: dict[bytes, int] = {}
-    total: dict[bytes, float] = {}
-    row = 0
-    for block in blocks(X):
-        block = sparse.csr_array(block, copy=True)  # the caller's matrix stays as it is
-        block.sum_duplicates()
-        block.eliminate_zeros()
-        columns, values, ends = block.indices.astype(np.int64), block.data.astype(np.float64), block.indptr.tolist()
-        for start, end in itertools.pairwise(ends):
-            content = columns[start:end].tobytes() + values[start:end].tobytes() + int(labels[row]).to_bytes(8, "big")
-            key = hashlib.blake2b(content, digest_size=16).digest()
-            first.setdefault(key, row)
-            total[key] = total.get(key, 0.0) + float(weight[row])
-            row += 1
-    order = sorted(first)
-    rows = [first[key] for key in order]
-    return X[rows], labels[rows], np.array([total[key] for key in order])
+    keys = np.concatenate([_keys(block) for block in blocks(X)])
+    keys += _mixed(np.stack([labels, labels + 2**32], 1).astype(np.uint64))
+    whole = keys.view([("high", np.uint64), ("low", np.uint64)]).ravel()
+    _, rows, example = np.unique(whole, return_index=True, return_inverse=True)
+    return X[rows], labels[rows], np.bincount(example.ravel(), weight, minlength=len(rows))
+
+
+def _keys(block: Any) -> NDArray[np.uint64]:
+    """Return two 64-bit keys per row: sums, modulo 2^64, of scrambled (column, number) pairs where it is not zero."""
+    block = sparse.csr_array(block, copy=True)  # the caller's matrix stays as it is
+    block.sum_duplicates()
+    block.eliminate_zeros()
+    columns = block.indices.astype(np.uint64)
+    numbers = block.data.astype(np.float64).view(np.uint64)
+    first = _mixed(numbers ^ _mixed(columns + np.uint64(1)))
+    pairs = np.stack([first, _mixed(first)], 1)
+    # Sums of rows as differences of running sums: modulo 2^64 they are exact, and an empty row has 0.
+    running = np.concatenate([np.zeros((1, 2), np.uint64), pairs.cumsum(0, dtype=np.uint64)])
+    return running[block.indptr[1:]] - running[block.indptr[:-1]]
+
+
+def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Scramble 64-bit numbers one to one (the finaliser of splitmix64)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def held_out_rows(labels: NDArray[np.intp], fraction: float, random: np.random.RandomState) -> NDArray[np.bool_]:
+    """Choose about ``fraction`` of the rows, the same share of every class, and never the last row of a class.
+
+    >>> chosen = held_out_rows(np.repeat([0, 1], 10), 0.2, np.random.RandomState(0))
+    >>> chosen[:10].sum(), chosen[10:].sum()
+    (np.int64(2), np.int64(2))
+    >>> held_out_rows(np.arange(5), 0.2, np.random.RandomState(0)).any()
+    np.False_
+    """
+    order = random.permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]  # by class, at random within each
+    counts = np.bincount(labels)
+    rank = np.arange(len(labels)) - (counts.cumsum() - counts)[labels[order]]
+    size = counts[labels[order]]
+    # The first of a class to go is the one with the smallest share of it; ties fall at random.
+    share = np.where(rank < size - 1, (rank + random.random_sample(len(labels))) / size, np.inf)
+    chosen = np.zeros(len(labels), bool)
+    best = np.argsort(share, kind="stable")[: max(1, round(fraction * len(labels)))]
+    chosen[order[best[np.isfinite(share[best])]]] = True
+    return chosen
+
+
+class Examples:
+    """Standardised rows, class indices and weights as tensors; sparse rows become dense one batch at a time.
+
+    >>> examples = Examples(np.eye(3), np.arange(3), np.ones(3), None, "cpu")
+    >>> [(tuple(x.shape), y.tolist(), w) for x, y, w in examples.batches(torch.arange(3), 2)]
+    [((2, 3), [0, 1], None), ((1, 3), [2], None)]
+    """
+
+    def __init__(self, X: Any, labels: NDArray[Any], weight: NDArray[Any], scaler: Any, device: str) -> None:
+        self.scaler, self.device = scaler, device
+        self._sparse = X if sparse.issparse(X) else None
+        self._dense = None if sparse.issparse(X) else standardised(X, scaler, device)
+        self.labels = torch.as_tensor(labels, device=device)
+        plain = bool((weight == 1).all())
+        self.weight = None if plain else torch.as_tensor(weight, dtype=torch.float32, device=device)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batches(self, order: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """Yield rows, labels and weights (None where all are 1) in this order; rows are copies."""
+        for rows in order.split(size):
+            if self._dense is None:
+                assert self._sparse is not None
+                x = standardised(self._sparse[rows.cpu().numpy()], self.scaler, self.device)
+            else:
+                x = self._dense[rows]
+            yield x, self.labels[rows], None if self.weight is None else self.weight[rows]
+
+
+def standardised(rows: Any, scaler: Any, device: str) -> Tensor:
+    """Return rows as a dense float32 tensor of its own, less their mean and divided by their standard deviation.
+
+    >>> standardised(np.array([[1.0, 2.0]]), None, "cpu")
+    tensor([[1., 2.]])
+    """
+    array = dense(rows)
+    if scaler is not None:
+        array = (array - scaler.mean_) / scaler.scale_
+    return torch.tensor(array, dtype=torch.float32, device=device)
 
 
 def fit_scaler(scaler: Any, X: Any, weight: NDArray[np.float64]) -> None:
@@ -75,8 +158,7 @@ def fit_scaler(scaler: Any, X: Any, weight: NDArray[np.float64]) -> None:
     (array([1.]), array([3.]))
     """
     for block, block_weight in zip(blocks(X), blocks(weight), strict=True):
-        dense = block.toarray() if sparse.issparse(block) else block
-        scaler.partial_fit(dense.astype(np.float64), sample_weight=block_weight)
+        scaler.partial_fit(dense(block).astype(np.float64), sample_weight=block_weight)
 
 
 def class_weights(

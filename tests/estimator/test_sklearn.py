@@ -16,6 +16,7 @@ from torch import nn
 
 pytest.importorskip("sklearn", reason="needs scikit-learn (the extra `sklearn`)")
 
+from scipy.special import softmax
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_iris, load_wine
@@ -37,12 +38,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceW
 
 # --- scikit-learn's own checks, none excused -------------------------------------------------------------------------
 
-# As users get it; and with masks drawn by torch, small batches, where order and luck could show.
+# As users get it, but for the number of passes; and with small batches and no held-out rows, where order and luck
+# could show.
 ESTIMATORS = [
-    DropMaxClassifier(),
-    DropMaxClassifier(
-        (16,), head_options={"likelihood": "sampled"}, batch_size=16, max_iter=10, learning_rate_init=0.03
-    ),
+    DropMaxClassifier(max_iter=30),
+    DropMaxClassifier((16,), batch_size=16, max_iter=10, learning_rate_init=0.03, early_stopping=False),
 ]
 
 
@@ -80,9 +80,36 @@ def test_sampling_converges_to_the_exact_prediction(iris: tuple[Any, Any]) -> No
     assert np.array_equal(clone(model).set_params(mode="exact").fit(X, y).predict_proba(X[:20]), exact)
 
 
+@pytest.mark.parametrize("head", HEADS)
+def test_decisions_and_log_probabilities_agree_with_the_probabilities(iris: tuple[Any, Any], head: str) -> None:
+    X, y = iris
+    model = quick(head=head, max_iter=20).fit(X, y)
+    probs = model.predict_proba(X)
+    assert model.decision_function(X).shape == (150, 3)
+    assert np.array_equal(model.classes_[model.decision_function(X).argmax(1)], model.predict(X))
+    if head != "sparsemax":  # whose probabilities are no softmax
+        close(softmax(model.decision_function(X), axis=1), probs.astype(np.float32))
+    log_probs = model.predict_log_proba(X, mode="exact")
+    assert np.isfinite(log_probs).all()
+    close(np.exp(log_probs), model.predict_proba(X, mode="exact"))
+    two = quick(head=head).fit(X[:100], y[:100])
+    assert two.decision_function(X).shape == (150,)
+    assert np.array_equal(two.classes_[(two.decision_function(X) > 0).astype(int)], two.predict(X))
+
+
+def test_a_prediction_does_not_depend_on_the_other_rows(iris: tuple[Any, Any]) -> None:
+    X, y = iris
+    model = quick().fit(X, y)
+    many = np.concatenate([X] * 3)  # several blocks of rows
+    whole = model.predict_proba(many)
+    assert np.array_equal(whole[:150], whole[300:])
+    assert np.array_equal(model.predict_proba(X[7:8]), whole[7:8])
+    assert model.predict_proba(X).sum(1) == pytest.approx(np.ones(150), abs=1e-15)
+
+
 def test_confusable_with_names_the_other_flower(iris: tuple[Any, Any]) -> None:
     X, y = iris
-    model = DropMaxClassifier(random_state=0, learning_rate_init=0.01).fit(X, y)
+    model = DropMaxClassifier((100,), random_state=0, learning_rate_init=0.01, early_stopping=False).fit(X, y)
     named = model.confusable_with(X)
     share = {flower: np.mean([bool(named[row]) for row in np.flatnonzero(y == flower)]) for flower in model.classes_}
     assert share["setosa"] < 0.15 < share["virginica"]  # setosa lies far from the other two
@@ -104,12 +131,14 @@ def test_cross_validated_accuracy(make: Callable[..., Any]) -> None:
 def test_standardize_false_leaves_inputs_alone(iris: tuple[Any, Any]) -> None:
     X, y = iris
     scaled = StandardScaler().fit_transform(X)
-    inside, outside = quick().fit(X, y), quick(standardize=False).fit(scaled, y)
+    inside, outside = (
+        quick(standardize=scale, early_stopping=False).fit(rows, y) for scale, rows in ((True, X), (False, scaled))
+    )
     assert outside.scaler_ is None
     seen: list[torch.Tensor] = []
     outside.model_.net.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
     outside.predict(scaled)
-    assert np.array_equal(seen[0].numpy(), scaled)
+    assert np.array_equal(seen[0].numpy(), scaled[: len(seen[0])].astype(np.float32))
     assert inside.scaler_.mean_ == pytest.approx(X.mean(0))
 
 
@@ -197,10 +226,21 @@ def test_fitting_leaves_the_callers_random_numbers_alone(iris: tuple[Any, Any]) 
 def test_a_network_of_ones_own(iris: tuple[Any, Any]) -> None:
     X, y = iris
     before = X.copy()
-    model = DropMaxClassifier(network=Conv, learning_rate_init=0.02, standardize=False, random_state=0).fit(X, y)
+    model = DropMaxClassifier(
+        network=Conv, learning_rate_init=0.02, standardize=False, n_iter_no_change=200, random_state=0
+    ).fit(X, y)
     assert model.score(X, y) > 0.9
     assert np.array_equal(X, before)
     assert isinstance(model.model_.net, Conv)
+
+
+def test_examples_that_cannot_be_held_out(iris: tuple[Any, Any]) -> None:
+    X, y = iris
+    model = quick().fit(X[[0, 50, 100]], y[[0, 50, 100]])  # one of each class: the training loss decides
+    assert model.validation_curve_ == []
+    assert set(model.classes_) == set(y)
+    model = quick().fit(X[[0, 50, 100, 101]], y[[0, 50, 100, 101]])
+    assert len(model.validation_curve_) == model.n_iter_
 
 
 # --- among scikit-learn's tools --------------------------------------------------------------------------------------
@@ -215,6 +255,15 @@ def test_data_frames_strings_and_set_output(iris: tuple[Any, Any]) -> None:
     assert pipeline.score(frame, y) > 0.9
     assert pipeline.predict(frame)[0] == "setosa"
     assert not np.array_equal(pipeline.predict_proba(frame, mode="exact"), pipeline.predict_proba(frame))
+
+
+def test_the_last_step_of_a_pipeline_has_its_own_methods(iris: tuple[Any, Any]) -> None:
+    X, y = iris
+    pipeline = make_pipeline(StandardScaler(), quick(max_iter=20)).fit(X, y)
+    assert pipeline.decision_function(X).shape == pipeline.predict_log_proba(X).shape == (150, 3)
+    prepared = pipeline[:-1].transform(X)
+    assert len(pipeline[-1].confusable_with(prepared)) == 150
+    assert pipeline[-1].retain_proba(prepared).shape == (150, 3)
 
 
 def test_grid_search_clones_and_numpy_parameters(iris: tuple[Any, Any]) -> None:
@@ -250,7 +299,7 @@ def test_calibration_and_pickles(iris: tuple[Any, Any]) -> None:
         ({"mode": "exakt"}, InvalidValue, "unknown mode 'exakt': did you mean 'exact'"),
         ({"head_options": {"temprature": 1}}, InvalidType, "did you mean 'temperature'"),
         ({"head_options": {"class_weight": [1, 1, 1]}}, InvalidValue, "pass class_weight to the estimator"),
-        ({"head_options": {"dtype": torch.float32}}, InvalidValue, "computes in torch.float64"),
+        ({"head_options": {"dtype": torch.float32}}, InvalidValue, "computes in torch.float32"),
         ({"hidden_layer_sizes": (8, 0)}, InvalidValue, "hidden_layer_sizes must hold positive integers"),
         ({"hidden_layer_sizes": 2.5}, InvalidType, "hidden_layer_sizes must be a sequence of integers"),
         ({"class_weight": "balance"}, InvalidValue, "unknown class_weight 'balance': did you mean 'balanced'"),
@@ -299,7 +348,9 @@ def test_wrong_calls(iris: tuple[Any, Any]) -> None:
     X, y = iris
     with pytest.raises(InvalidValue, match=r"at least 2 classes, got only \['setosa'\]"):
         quick().fit(X[:50], y[:50])
-    for method in ("predict", "predict_proba", "retain_proba", "confusable_with"):
+    for method in (
+        "predict", "predict_proba", "predict_log_proba", "decision_function", "retain_proba", "confusable_with",
+    ):  # fmt: skip
         with pytest.raises(NotFittedError):
             getattr(quick(), method)(X)
     model = quick(head="softmax").fit(X, y)
@@ -320,8 +371,6 @@ def test_wrong_calls_of_partial_fit(iris: tuple[Any, Any]) -> None:
         model.partial_fit(X[:1], ["rose"])
     with pytest.raises(InvalidValue, match=r"classes=\['a', 'b'\] are not those of the first call"):
         model.partial_fit(X, y, classes=["a", "b"])
-    with pytest.raises(InvalidValue, match="early_stopping=False"):
-        quick(early_stopping=True).partial_fit(X, y, classes=np.unique(y))
     with pytest.raises(InvalidValue, match="class_weight='balanced' needs all of y at once"):
         quick(class_weight="balanced").partial_fit(X, y, classes=np.unique(y))
 

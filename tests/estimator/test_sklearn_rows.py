@@ -15,7 +15,7 @@ pytest.importorskip("sklearn", reason="needs scikit-learn (the extra `sklearn`)"
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dropmax.sklearn_rows import class_weights, merge_equal
+from dropmax.sklearn_rows import class_weights, held_out_rows, merge_equal
 from tests.close import close
 from tests.estimator.estimators import Conv, quick, same_model
 
@@ -44,7 +44,8 @@ def test_the_scale_of_weights_does_not_matter_and_weights_do(iris: tuple[Any, An
     X, y = iris
     weight = np.random.default_rng(0).uniform(0.1, 3, len(y))
     ours = quick().fit(X, y, weight).predict_proba(X)
-    assert np.allclose(ours, quick().fit(X, y, 1000 * weight).predict_proba(X), atol=1e-9)
+    # Weights that differ by rounding; five passes of Adam make more of it.
+    assert np.allclose(ours, quick().fit(X, y, 1000 * weight).predict_proba(X), rtol=0, atol=1e-5)
     assert not np.allclose(ours, quick().fit(X, y).predict_proba(X), atol=1e-3)
 
 
@@ -53,7 +54,7 @@ def test_class_weight_multiplies_sample_weight(iris: tuple[Any, Any]) -> None:
     weight = np.random.default_rng(0).uniform(0.1, 3, len(y))
     by_class = quick(class_weight={"setosa": 3.0, "virginica": 0.5}).fit(X, y, weight)
     by_row = quick().fit(X, y, weight * np.select([y == "setosa", y == "virginica"], [3.0, 0.5], 1.0))
-    assert np.allclose(by_class.predict_proba(X), by_row.predict_proba(X), atol=1e-9)
+    assert np.allclose(by_class.predict_proba(X), by_row.predict_proba(X), rtol=0, atol=1e-5)
 
 
 def test_a_class_of_weight_zero_is_known_and_not_learned(iris: tuple[Any, Any]) -> None:
@@ -95,6 +96,30 @@ def test_merging_leaves_a_sparse_matrix_as_it_was() -> None:
     assert not X.has_canonical_format
 
 
+def test_integers_and_other_simple_numbers_get_keys_of_their_own() -> None:
+    grid = np.array(np.meshgrid(*[np.arange(-4, 5) / 2] * 5)).reshape(5, -1).T  # all different, with short mantissas
+    merged = merge_equal(grid, np.zeros(len(grid), int), np.ones(len(grid)))
+    assert len(merged[1]) == len(grid)
+    swapped = np.array([[1.0, 2.0], [2.0, 1.0], [0.0, 3.0], [3.0, 0.0]])
+    assert len(merge_equal(swapped, np.zeros(4, int), np.ones(4))[1]) == 4
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    labels=st.lists(st.integers(0, 3), min_size=1, max_size=60),
+    fraction=st.floats(0.01, 0.9),
+    seed=st.integers(0, 100),
+)
+def test_held_out_rows_leave_every_class_something_to_learn_from(labels: list[int], fraction: float, seed: int) -> None:
+    y = np.array(labels)
+    chosen = held_out_rows(y, fraction, np.random.RandomState(seed))
+    assert set(y[~chosen]) == set(y)
+    assert chosen.sum() <= max(1, round(fraction * len(y)))
+    counts, held = np.bincount(y), np.bincount(y[chosen], minlength=y.max() + 1)
+    if chosen.sum() == max(1, round(fraction * len(y))):  # nobody was short of rows: the shares differ by rounding
+        assert all(abs(h - c * chosen.mean()) <= 1.5 + 0.5 * len(counts) for h, c in zip(held, counts, strict=True))
+
+
 def test_balanced_gives_every_class_the_same_weight() -> None:
     labels, weight = np.array([0, 0, 1, 2, 2, 2]), np.array([1.0, 2, 1, 1, 1, 5])
     found = class_weights("balanced", np.arange(3), labels, weight)
@@ -105,10 +130,12 @@ def test_balanced_gives_every_class_the_same_weight() -> None:
 def test_the_objective_is_the_weighted_mean_of_the_heads_loss(iris: tuple[Any, Any]) -> None:
     X, y = iris
     weight = np.random.default_rng(0).uniform(0.1, 3, len(y))
-    model = quick(max_iter=1, batch_size=1000, learning_rate_init=1e-12).fit(X, y, weight)
+    exact = {"likelihood": "exact"}  # which draws no masks
+    model = quick(max_iter=1, batch_size=1000, learning_rate_init=1e-12, head_options=exact, early_stopping=False)
+    model.fit(X, y, weight)
     mean = np.average(X, axis=0, weights=weight)
     scale = np.sqrt(np.average((X - mean) ** 2, axis=0, weights=weight))
-    h = model.model_.net(torch.tensor((X - mean) / scale))
+    h = model.model_.net(torch.tensor((X - mean) / scale, dtype=torch.float32))
     target = torch.tensor([model.classes_.tolist().index(label) for label in y])
     losses = model.model_.head.loss(h, target, reduction="none").total.detach().numpy()
-    assert model.loss_curve_[0] == pytest.approx((weight * losses).sum() / weight.sum(), abs=1e-9)
+    assert model.loss_curve_[0] == pytest.approx((weight * losses).sum() / weight.sum(), rel=1e-5)

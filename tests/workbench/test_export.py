@@ -14,8 +14,8 @@ import safetensors
 import torch
 from torch import Tensor, nn
 
-from dropmax import HEADS
-from dropmax.errors import DropMaxError, MissingDependency, RunError
+from dropmax import HEADS, Classifier, make_head
+from dropmax.errors import DropMaxError, InvalidType, MissingDependency, RunError
 from dropmax.workbench.data import Split, load
 from dropmax.workbench.export import OUTPUTS, Served, export, raw_shape
 from dropmax.workbench.recipes import load_recipe
@@ -203,4 +203,12 @@ def test_a_graph_that_answers_otherwise_is_not_written(tmp_path: Path, monkeypat
     trained = model("softmax", (4,), ["yes", "no"], **{"data.name": "table.csv"})
     with pytest.raises(RunError, match=r"differs from PyTorch by nan, more than 0\.0001: nothing was written"):
         export(trained, tmp_path / "x.pt2", format="torch-export")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_exported_is_told_what_can(tmp_path: Path) -> None:
+    model = Classifier(torch.nn.Flatten(), make_head("dropmax", 4, 3))
+    for wrong, hint in ((model, "does not say how its inputs are normalised"), (object(), "dropmax train")):
+        with pytest.raises(InvalidType, match=f"export takes a run directory.* not a {type(wrong).__name__}.*{hint}"):
+            export(wrong, tmp_path / "model.onnx", format="torch-export")  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from dropmax.checks import check_choice
-from dropmax.errors import DropMaxError, MissingDependency, RunError
+from dropmax.errors import DropMaxError, InvalidType, MissingDependency, RunError
 from dropmax.exact import portable
 from dropmax.heads.masked import MaskedHead
 from dropmax.workbench.data import normalise
@@ -147,7 +147,7 @@ def export(
     refuse_to_overwrite(path, force)
     for package in ("onnx", "onnxscript", "onnxruntime") if format == "onnx" else ():
         _import_onnx(package)  # before the work, not after it
-    trained = run if isinstance(run, TrainedModel) else load_model(run, trust_network=trust_network)
+    trained = _trained(run, trust_network)
     about = metadata(trained)
     difference = 0.0
     with progress(f"exporting to {format}", 3, "stages") as advance:
@@ -169,6 +169,22 @@ def export(
         )
     write_atomically(path, content)
     return {"file": str(path), "format": format, "bytes": len(content), "largest_difference": difference}
+
+
+def _trained(run: Any, trust_network: bool) -> TrainedModel:
+    if isinstance(run, TrainedModel):
+        return run
+    if isinstance(run, (str, Path)):
+        return load_model(run, trust_network=trust_network)
+    kind = type(run).__name__
+    hint = (
+        "a network alone does not say how its inputs are normalised or what its classes are called. Build a "
+        "dropmax.workbench.training.TrainedModel(model, recipe, classes, input_shape, mean, std, stored_size), or give "
+        "the model itself to torch.export"
+    )
+    if not isinstance(run, nn.Module):
+        hint = "train with `dropmax train` to have one; a fitted estimator's network is its model_, for torch.export"
+    raise InvalidType(f"export takes a run directory, a model file or a TrainedModel, not a {kind}: {hint}")
 
 
 def refuse_to_overwrite(path: Path, force: bool) -> None:
