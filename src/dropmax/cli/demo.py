@@ -131,7 +131,10 @@ def _print(
     console.print(f"\n{sentences}\n")
     console.print(f"The picture: {picture}\n\nNext:", soft_wrap=True)
     for line, meaning in (
-        (command("explore", runs["dropmax"]), "look at it in the browser; draw your own digit"),
+        (
+            command("explore", runs["dropmax"], runs["softmax"]),
+            "both side by side in the browser; draw your own digit",
+        ),
         (command("evaluate", runs["dropmax"]), "more metrics of this model"),
         (command("predict", runs["dropmax"]) + " IMAGE...", "what your own digits are, and may be confused with"),
         (command("train") + " FOLDER", "the same for your own images, one sub-folder per class"),

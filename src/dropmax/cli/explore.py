@@ -14,6 +14,7 @@ from dropmax.errors import MissingDependency
 
 def explore(
     run: Annotated[Path, typer.Argument(help="A run directory, or a model.safetensors.")],
+    beside: Annotated[Path | None, typer.Argument(help="A second run on the same data, shown beside it.")] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; only this machine can reach 127.0.0.1.")
     ] = "127.0.0.1",
@@ -28,7 +29,7 @@ def explore(
     ] = 0,
     trust_network: TrustNetwork = False,
 ) -> None:
-    """Look at a trained model in the browser: its test examples, your own images, and a map of its classes."""
+    """Look at a trained model, or at two side by side, in the browser: test examples, your own images, a class map."""
     try:
         from dropmax.lab.explorer import server
         from dropmax.lab.explorer.app import create_app
@@ -40,7 +41,9 @@ def explore(
 
     use_threads(threads)
     with server.bind(host, port) as bound:  # a port that is taken should be known before the model is measured
-        explorer = Explorer.open(run, data_dir=data_dir, moved=data, device=device, trust_network=trust_network)
+        explorer = Explorer.open(
+            run, beside=beside, data_dir=data_dir, moved=data, device=device, trust_network=trust_network
+        )
         # One image at a time is too little to share: on a busy machine two threads wait longer than one works.
         use_threads(threads or 1)
         app = create_app(explorer, host)

@@ -251,6 +251,7 @@ def test_everything_can_be_reached_by_keys(browser: Browser, url: str) -> None:
     place = "[...document.querySelectorAll('.tile')].indexOf(document.activeElement)"
     columns = browser.js("getComputedStyle(document.getElementById('grid')).gridTemplateColumns.split(' ').length")
     for key, expected in (
+        ("Home", 0),
         ("ArrowRight", 1),
         ("ArrowDown", 1 + columns),
         ("ArrowLeft", columns),
@@ -278,6 +279,8 @@ def test_everything_can_be_reached_by_keys(browser: Browser, url: str) -> None:
     assert browser.text("#readout").startswith("1 and 2: mean ρ")
     browser.key("Enter")
     browser.wait("location.hash === '#examples?true=1&rival=2&order=attention'")
+    browser.wait("document.activeElement.classList.contains('tile')")  # the map that had the focus is hidden now
+    assert browser.js("document.title").startswith("Examples · ")
 
 
 # --- looks -----------------------------------------------------------------------------------------------------------

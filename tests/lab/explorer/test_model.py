@@ -267,3 +267,52 @@ def test_a_plain_name_stays_as_it_is() -> None:
         assert shown_name(name) == name
     assert shown_name("x" * 90) == "x" * 79 + "…"
     assert shown_name("") == "(no name)"
+
+
+# --- closest calls, two runs, and the base rate ----------------------------------------------------------------------
+
+
+def test_closest_calls_come_first() -> None:
+    explorer = make_explorer(examples=60)
+    shown = [row["index"] for row in explorer.examples(order="closest")["examples"]]
+    gaps = []
+    for index in shown:
+        ps = sorted((row["p"] for row in explorer.example(index)["rows"]), reverse=True)
+        gaps.append(ps[0] - ps[1])
+    assert gaps == pytest.approx(sorted(gaps), abs=1e-5)  # the answers are rounded to six digits
+
+
+def test_a_second_run_stands_beside_the_first() -> None:
+    other = make_explorer(head="softmax", examples=60)
+    alone = make_explorer(examples=60)
+    both = Explorer(alone.trained, alone.test, "a-run", other)
+    assert both.about()["beside"]["head"] == "softmax"
+    found = both.example(3)
+    expected = other.example(3)
+    assert found["beside"]["predicted"] == expected["predicted"]
+    assert found["beside"]["rows"] == [row["p"] for row in expected["rows"]]
+    assert {key: value for key, value in found.items() if key != "beside"} == alone.example(3)
+    differ = both.examples(order="differ")
+    assert differ["total"] == both.about()["beside"]["differ"]
+    for row in differ["examples"]:
+        assert row["predicted"] != other.example(row["index"])["predicted"]
+    won = [row["predicted"] == row["true"] for row in differ["examples"]]
+    assert won == sorted(won, reverse=True)
+
+
+def test_runs_on_other_classes_cannot_stand_beside() -> None:
+    alone, other = make_explorer(examples=12), make_explorer(classes=("a", "b"), examples=12)
+    with pytest.raises(RunError, match="not trained on the same classes"):
+        Explorer(alone.trained, alone.test, "a-run", other)
+
+
+def test_the_map_shows_attention_above_the_base_rate() -> None:
+    explorer = make_explorer(examples=50)
+    found = explorer.map()
+    rho = explorer._retain.astype(np.float64)
+    labels = explorer._labels
+    for i, j in ((0, 1), (3, 3), (9, 0)):
+        base = np.mean([rho[n, j] for n in range(50) if labels[n] != j])
+        mean = np.mean([rho[n, j] for n in range(50) if labels[n] == i])
+        assert found["rho"][i][j] == pytest.approx(mean, abs=1e-4)
+        assert found["above"][i][j] == pytest.approx(mean - base, abs=1e-4)

@@ -19,7 +19,8 @@ from dropmax.workbench.recipes import load_recipe
 pytest.importorskip("matplotlib", reason="needs matplotlib (the extra `figures`)")
 
 EVERY = {
-    "architecture", "convergence", "retain-profiles-spots", "examples-spots", "contours", "noise-spots",
+    "architecture", "concept-spots", "convergence",
+    "retain-profiles-spots", "examples-spots", "contours", "noise-spots",
     "gradient-norms-spots", "condition-1-spots", "reliability-spots", "rejection-spots", "confusion-graph-spots",
     "mask-curves-spots",
 }  # fmt: skip

@@ -101,13 +101,15 @@ def create_app(explorer: Explorer, bound: str = "127.0.0.1", *, uploads: Uploads
         true: Class = None,
         predicted: Class = None,
         rival: Class = None,
-        order: Literal["hardest", "easiest", "attention"] = "hardest",
+        order: Literal["closest", "hardest", "easiest", "attention", "differ"] = "closest",
         page: Annotated[int, Query(ge=1, le=_NO_NUMBER)] = 1,
     ) -> Response:
         for name, k in (("true", true), ("predicted", predicted), ("rival", rival)):
             check_class(name, k)
         if order == "attention" and rival is None:
             raise HTTPException(422, "To sort by attention, say to which class, as rival.")
+        if order == "differ" and explorer.beside is None:
+            raise HTTPException(422, "Only two runs can differ: start the explorer with a second one.")
         return await worker.answer(
             explorer.examples, true=true, predicted=predicted, rival=rival, order=order, page=page
         )
@@ -181,7 +183,7 @@ class Worker:
 
 def _drawn(explorer: Explorer, content: bytes, seed: int) -> dict[str, Any]:
     digit = as_mnist(np.frombuffer(content, np.uint8).reshape(CANVAS, CANVAS))
-    return explorer.answer(torch.from_numpy(digit)[None], seed=seed)
+    return explorer.both(torch.from_numpy(digit)[None], seed=seed)
 
 
 def _uploaded(explorer: Explorer, content: bytes, prepare: str, seed: int) -> dict[str, Any]:
@@ -190,7 +192,7 @@ def _uploaded(explorer: Explorer, content: bytes, prepare: str, seed: int) -> di
             inputs = images.as_digit(image)
         else:
             inputs = images.as_trained(image, explorer.trained.input_shape, explorer.trained.stored_size)
-    return explorer.answer(inputs, seed=seed)
+    return explorer.both(inputs, seed=seed)
 
 
 def _check_kind(request: Request) -> None:

@@ -25,8 +25,9 @@ from dropmax.workbench.training import TrainedModel, load_data, load_model
 
 __all__ = ["ORDERS", "Explorer", "shown_name"]
 
-#: Ways to sort the examples; "attention" sorts by the retain probability of the class ``rival``.
-ORDERS = ("hardest", "easiest", "attention")
+#: Ways to sort the examples: "closest" by the gap between the two most probable classes, "attention" by the retain
+#: probability of the class ``rival``, and "differ" shows where a second run answers otherwise.
+ORDERS = ("closest", "hardest", "easiest", "attention", "differ")
 PAGE = 48
 MASKS = 8
 NOISE_LEVELS = tuple(step / 20 for step in range(21))
@@ -52,7 +53,7 @@ class Explorer:
     (20, 10)
     """
 
-    def __init__(self, trained: TrainedModel, test: Split, name: str) -> None:
+    def __init__(self, trained: TrainedModel, test: Split, name: str, beside: Explorer | None = None) -> None:
         if test.input_shape != trained.input_shape:
             raise RunError(
                 f"the test examples have the shape {test.input_shape}, but {name} was trained on "
@@ -66,6 +67,14 @@ class Explorer:
         if not len(test):
             raise DataError(f"the data of {name} has no test examples to explore")
         self.trained, self.test, self.name = trained, test, name
+        if beside is not None and (beside.trained.classes, beside.test.input_shape) != (
+            trained.classes,
+            test.input_shape,
+        ):
+            raise RunError(
+                f"{beside.name} and {name} were not trained on the same classes and inputs: explore them alone"
+            )
+        self.beside = beside
         self.classes = [shown_name(label, k) for k, label in enumerate(trained.classes)]
         self._measure()
 
@@ -74,17 +83,24 @@ class Explorer:
         cls,
         run: Path,
         *,
+        beside: Path | None = None,
         data_dir: Path | None = None,
         moved: Path | None = None,
         device: str = "cpu",
         trust_network: bool = False,
     ) -> Explorer:
-        """Load a run directory (or a ``model.safetensors``) and its data, which ``moved`` to another path or not."""
+        """Load a run directory (or a ``model.safetensors``), a second run to show beside it, and their data.
+
+        ``moved`` is where the data is now, if it is no longer where the run found it.
+        """
+        other = None
+        if beside is not None:
+            other = cls.open(beside, data_dir=data_dir, moved=moved, device=device, trust_network=trust_network)
         trained = load_model(run, device=device, trust_network=trust_network)
         data = load_data(trained.recipe, data_dir, run=run, data=moved)
         if data.classes != trained.classes:
             raise RunError(f"the classes of {trained.recipe.data.name} are not those {run} was trained on")
-        return cls(trained, data.test, run.resolve().name if run.is_dir() else run.name)
+        return cls(trained, data.test, run.resolve().name if run.is_dir() else run.name, other)
 
     # --- about the run -------------------------------------------------------------------------------------------
 
@@ -105,10 +121,15 @@ class Explorer:
             "masks": _masks_of(self.trained.model.head),
             "examples": len(self.test),
             "error": _rounded(float((self._predicted != self._labels).mean())),
+            "beside": None if self.beside is None else self._beside_about(self.beside),
             "page_size": PAGE,
             "noise_levels": list(NOISE_LEVELS),
             "limits": {"bytes": images.MOST_BYTES, "pixels": images.MOST_PIXELS, "formats": list(images.FORMATS)},
         }
+
+    def _beside_about(self, other: Explorer) -> dict[str, Any]:
+        differ = int((self._predicted != other._predicted).sum())
+        return {**{key: other.about()[key] for key in ("run", "head", "network", "error")}, "differ": differ}
 
     @property
     def takes_images(self) -> bool:
@@ -128,7 +149,7 @@ class Explorer:
         *,
         true: int | None = None,
         predicted: int | None = None,
-        order: str = "hardest",
+        order: str = "closest",
         rival: int | None = None,
         page: int = 1,
     ) -> dict[str, Any]:
@@ -138,8 +159,16 @@ class Explorer:
             chosen &= self._labels == true
         if predicted is not None:
             chosen &= self._predicted == predicted
+        if order == "differ" and self.beside is not None:
+            chosen &= self._predicted != self.beside._predicted
         rows = np.flatnonzero(chosen)
-        if order == "attention" and rival is not None:
+        if order == "differ" and self.beside is not None:
+            # First what the other run gets wrong and this one right, where the other is surest.
+            won = (self._predicted == self._labels)[rows]
+            keys = np.where(won, -2.0, 0.0) - self.beside._confidence.numpy()[rows]
+        elif order == "closest":
+            keys = self._margin.numpy()[rows]
+        elif order == "attention" and rival is not None:
             keys = -self._retain[rows, rival].astype(np.float32)
         else:
             keys = self._truth.numpy()[rows] * (-1 if order == "easiest" else 1)
@@ -167,7 +196,7 @@ class Explorer:
         """Return the answer for one test example with noise of this standard deviation, and its true class."""
         inputs = self._noisy(self._input(index), [noise], seed)[0]
         truth = int(self._labels[index])
-        return {"index": index, "true": truth, "noise": noise, **self.answer(inputs, seed=seed, keep=truth)}
+        return {"index": index, "true": truth, "noise": noise, **self.both(inputs, seed=seed, keep=truth)}
 
     @torch.inference_mode()
     def noise(self, index: int, *, seed: int = 0) -> dict[str, Any]:
@@ -189,6 +218,19 @@ class Explorer:
         }
 
     # --- one answer ----------------------------------------------------------------------------------------------
+
+    def both(self, inputs: Tensor, *, seed: int = 0, keep: int | None = None) -> dict[str, Any]:
+        """Return :meth:`answer`, and where there is a second run its answer and probabilities under ``beside``."""
+        found = self.answer(inputs, seed=seed, keep=keep)
+        if self.beside is not None:
+            other = self.beside.answer(inputs, seed=seed, keep=keep)
+            shown = {row["class"]: row["p"] for row in other["rows"]}
+            found["beside"] = {
+                "predicted": other["predicted"],
+                "probability": other["probability"],
+                "rows": [shown.get(row["class"]) for row in found["rows"]],
+            }
+        return found
 
     @torch.inference_mode()
     def answer(self, inputs: Tensor, *, seed: int = 0, keep: int | None = None) -> dict[str, Any]:
@@ -267,10 +309,12 @@ class Explorer:
     # --- the class map -------------------------------------------------------------------------------------------
 
     def map(self) -> dict[str, Any]:
-        """Return the mean rho of each true class (rows) for each class, and how often each was the answer.
+        """Return how far the mean rho of each true class (rows) lies above its base rate, and the answers given.
 
-        A class without test examples has a row of None in ``rho``. Of more than 200 classes, those with most wrong
-        answers given or received are shown.
+        ``rho[i][j]`` is the mean retain probability of class j over the examples of class i, and ``above[i][j]`` how
+        much that exceeds the mean over the examples of all classes but j: what class i adds to the attention for j. A
+        class without test examples has a row of None. Of more than 200 classes, those with most wrong answers given
+        or received are shown.
         """
         count = len(self.classes)
         confusion = np.zeros((count, count), np.int64)
@@ -279,28 +323,36 @@ class Explorer:
         if count > MAP_CLASSES:
             wrong = confusion - np.diag(confusion.diagonal())
             shown = np.sort(np.argsort(-(wrong.sum(0) + wrong.sum(1)), kind="stable")[:MAP_CLASSES])
-        rho = []
+        sums = np.stack([self._retain[self._labels == k].sum(0, dtype=np.float64) for k in range(count)])
+        sizes = confusion.sum(1)
+        base = (sums.sum(0) - sums.diagonal()) / np.maximum(1, sizes.sum() - sizes)
+        rho, above = [], []
         for k in shown:
-            mine = self._retain[self._labels == k][:, shown]
-            rho.append(np.round(mine.mean(0, dtype=np.float64), 4).tolist() if len(mine) else None)
-        return {"classes": shown.tolist(), "rho": rho, "counts": confusion[np.ix_(shown, shown)].tolist()}
+            mean = sums[k] / max(1, sizes[k])
+            rho.append(np.round(mean[shown], 4).tolist() if sizes[k] else None)
+            above.append(np.round((mean - base)[shown], 4).tolist() if sizes[k] else None)
+        counts = confusion[np.ix_(shown, shown)].tolist()
+        return {"classes": shown.tolist(), "rho": rho, "above": above, "counts": counts}
 
     # --- inside --------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def _measure(self) -> None:
-        truth, predicted, retain = [], [], []
+        truth, predicted, retain, best = [], [], [], []
         with progress("looking at the test examples", len(self.test), "examples") as advance:
             for x, y in self.trained.batches(self.test, 250):
                 with self._damage_reported():
                     found = predict(self.trained.model, [(x, y)], mode="exact")
                 truth.append(found.probs.gather(-1, found.labels[:, None])[:, 0].float())
                 predicted.append(found.predicted)
+                best.append(found.probs.float().topk(2).values)
                 retain.append(found.retain.half())  # half: a thousand classes fit too
                 advance(len(y))
         self._labels = self.test.labels.numpy()
         self._truth = torch.cat(truth)
         self._predicted = torch.cat(predicted).numpy()
+        self._confidence, second = torch.cat(best).unbind(-1)
+        self._margin = self._confidence - second
         self._retain = torch.cat(retain).numpy()
 
     def _input(self, index: int) -> Tensor:

@@ -108,9 +108,7 @@ def draw(subject: Subject) -> tuple[Any, str]:
     for link in reversed(found):  # the strongest on top
         weight = link.flagged / most
         x, y = _arc(places[link.first], places[link.second])
-        axes.plot(
-            x, y, color=style.BLUE, linewidth=0.6 + 5.4 * weight, alpha=0.25 + 0.65 * weight, solid_capstyle="round"
-        )
+        axes.plot(x, y, color=style.BLUE, solid_capstyle="round", **_look(weight))
     long = max((len(run.classes[k]) for k in order), default=1) > 3
     for k, angle in places.items():
         right, up = math.cos(angle), math.sin(angle)
@@ -125,6 +123,11 @@ def draw(subject: Subject) -> tuple[Any, str]:
     reach = 1.6 if long else 1.2
     axes.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
     style.bare(axes)
+    for weight in (1.0, 0.5, 0.1) if found else ():
+        axes.plot([], [], color=style.BLUE, label=f"{100 * weight * most:.2g} %", **_look(weight))
+    if found:
+        title = "of the examples answered as either,\nthe share for which the other stands out"
+        figure.legend(loc="outside lower center", ncol=3, fontsize=8, title=title, title_fontsize=8, handlelength=3)
     if not found:
         return figure, "For no test example does a rival's ρ stand out."
     names = run.classes
@@ -133,6 +136,10 @@ def draw(subject: Subject) -> tuple[Any, str]:
     )
     left_out = "" if few else f" Shown are the {len(found)} strongest links among {len(order)} of {len(names)} classes."
     return figure, f"{run.path.name}. The strongest: {strongest}.{left_out}"
+
+
+def _look(weight: float) -> dict[str, float]:
+    return {"linewidth": 0.6 + 5.4 * weight, "alpha": 0.25 + 0.65 * weight}
 
 
 def _arc(start: float, end: float) -> tuple[Tensor, Tensor]:

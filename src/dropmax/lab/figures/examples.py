@@ -74,6 +74,7 @@ def _bars(axes: Any, run: Run, base: Run, index: int) -> None:
     axes.barh(places, rho[classes].tolist(), color=colours, height=0.8)
     axes.set_ylim(6.1, -0.6)
     axes.set(xlim=(0, 1), xticks=[0, 0.5, 1], xticklabels=["0", "½", "1"])
+    axes.set_xlabel("retain probability ρ", fontsize=7, labelpad=1)
     names = [_marked(run.classes[k], k, truth, said) for k in classes]
     axes.set_yticks(places, names, fontsize=7.5)
     for label, k in zip(axes.get_yticklabels(), classes, strict=True):

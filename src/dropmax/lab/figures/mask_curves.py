@@ -55,7 +55,9 @@ def draw(subject: Subject) -> tuple[Any, str]:
         panels[2].plot([], [], color="black", linestyle=line, label=term)
     panels[2].set_yscale("log")
     panels[0].legend(handles=panels[0].lines[-2:], fontsize=7)
-    panels[2].legend(fontsize=7)
+    low, high = panels[2].get_ylim()
+    panels[2].set_ylim(low, high * (high / low) ** 0.35)  # room for the legend above the curves
+    panels[2].legend(fontsize=7, ncol=3, loc="upper center", columnspacing=0.9, handlelength=1.5, handletextpad=0.4)
     last = {label: runs[0].log[-1].get("masks", {}) for label, runs in masked.methods().items()}
     ends = "; ".join(
         f"{label}: ρ {row['retain_target']:.2f} / {row['retain_rivals']:.2f}, g {row['posterior_rivals']:.3f}"

@@ -12,6 +12,7 @@ from typing import Any
 from dropmax.errors import InvalidValue, RunError, unknown
 from dropmax.lab.figures import (
     architecture,
+    concept,
     condition,
     confusion_graph,
     contours,
@@ -123,6 +124,7 @@ def _figure(
 FIGURES: dict[str, Figure] = {
     figure.name: figure
     for figure in (
+        _figure("concept", concept, "Figure 1", masks=True, images=True, classes=(3, 12)),
         _figure("architecture", architecture, "Figure 2", all_data=True),
         _figure("convergence", convergence, "Figure 3", all_data=True, uses_recordings=True, runs=True),
         _figure("retain-profiles", retain_profiles, "Figure 4", masks=True, base=True, images=True, classes=(2, 12)),

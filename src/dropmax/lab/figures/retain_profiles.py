@@ -12,7 +12,7 @@ from dropmax.lab.figures.runs import Run, picture
 from dropmax.lab.figures.subject import NotDrawable, Subject
 from dropmax.workbench import style
 
-__all__ = ["CAPTION", "draw", "hardest", "sampled_predictions"]
+__all__ = ["CAPTION", "draw", "hardest", "sampled_masks", "sampled_predictions"]
 
 CAPTION = (
     "Retain probabilities of test examples; a green circle marks the truth, a red cross the base model's "
@@ -32,7 +32,7 @@ def draw(subject: Subject) -> tuple[Any, str]:
     hard = hardest(base, _ROWS)
     if not hard:
         raise NotDrawable(f"needs test examples that softmax gets wrong, and {base.path} gets every one right")
-    easy = _easiest(base, run, _ROWS)
+    easy = _easiest(base, run, [int(base.outputs.labels[i]) for i in hard])
     generator = torch.Generator().manual_seed(0)
     rho, labels = run.outputs.retain, run.outputs.labels
     with torch.no_grad():
@@ -56,7 +56,7 @@ def draw(subject: Subject) -> tuple[Any, str]:
     return figure, (
         f"Base model {base.path.name}, DropMax {run.path.name}. Hard: {count:,} of {len(labels):,} test examples; "
         "shown are those of each class whose truth the base model finds least likely. Easy: those both models are "
-        "surest and right about."
+        "surest about, of the same classes."
     )
 
 
@@ -75,6 +75,15 @@ def hardest(base: Run, limit: int) -> list[int]:
     return sorted(sorted(ordered, key=lambda i: taken[i])[:limit], key=lambda i: int(labels[i]))
 
 
+def sampled_masks(a: Tensor, samples: int, generator: torch.Generator) -> Tensor:
+    """Return ``samples`` masks (S, K) of one example: which classes each draw from p(z | x) keeps.
+
+    >>> sampled_masks(torch.tensor([50.0, -50.0]), 1, torch.Generator().manual_seed(0))
+    tensor([[ True, False]])
+    """
+    return torch.rand(samples, len(a), generator=generator, dtype=a.dtype) < a.sigmoid()
+
+
 def sampled_predictions(o: Tensor, a: Tensor, samples: int, generator: torch.Generator) -> Tensor:
     """Return ``samples`` predictions (S, K) of one example, each with masks drawn from p(z | x) (equation 14).
 
@@ -82,19 +91,23 @@ def sampled_predictions(o: Tensor, a: Tensor, samples: int, generator: torch.Gen
     >>> sampled_predictions(torch.zeros(2), torch.full((2,), 50.0), 3, g)[0]  # both classes are always kept
     tensor([0.5000, 0.5000])
     """
-    kept = torch.rand(samples, len(o), generator=generator, dtype=o.dtype) < a.sigmoid()
+    kept = sampled_masks(a, samples, generator)
     kept |= ~kept.any(-1, keepdim=True)  # nothing kept: the whole softmax
     return o.masked_fill(~kept, -torch.inf).softmax(-1)
 
 
-def _easiest(base: Run, run: Run, limit: int) -> list[int]:
-    """Return, one a class, the examples that the less sure of the two models is surest and right about."""
+def _easiest(base: Run, run: Run, classes: list[int]) -> list[int]:
+    """Return for each of the classes the next example that the less sure of the two models is surest about.
+
+    The classes are those of the hard examples, so that the two columns show the same classes row by row.
+    """
     labels = run.outputs.labels
     both = torch.minimum(*(one.outputs.probs.gather(-1, labels[:, None]).squeeze(-1) for one in (base, run)))
-    present = sorted(set(labels.tolist()))
-    best = [int(both.masked_fill(labels != k, -1.0).argmax()) for k in present]
-    best = sorted(best, key=lambda i: -float(both[i]))[:limit]
-    return sorted(best, key=lambda i: int(labels[i]))
+    orders = {k: both.masked_fill(labels != k, -1.0).argsort(descending=True, stable=True).tolist() for k in classes}
+    seen: list[int] = []
+    for k in classes:
+        seen.append(next((i for i in orders[k] if i not in seen), orders[k][0]))
+    return seen
 
 
 def _thumbnails(axes: Any, run: Run, indices: list[int]) -> None:

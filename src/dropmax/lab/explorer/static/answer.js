@@ -9,7 +9,7 @@ export function answerParts(about, answer, truth, onOtherMasks) {
   const verdict = h(
     "div",
     { className: "verdict" },
-    h("p", { className: "eyebrow" }, "The answer"),
+    h("p", { className: "eyebrow" }, about.beside ? `${about.head} says` : "The answer"),
     h("p", { className: "says" }, name(answer.predicted)),
     h(
       "p",
@@ -29,10 +29,23 @@ export function answerParts(about, answer, truth, onOtherMasks) {
     ? h("img", { className: "seen", src: answer.image, alt: "What the network sees" })
     : h("div", { className: "seen features", "aria-hidden": "true" }, "features");
   return [
-    h("div", { className: "answer-head" }, seen, verdict),
+    h("div", { className: "answer-head" }, seen, verdict, answer.beside ? besideVerdict(about, answer, truth, name) : null),
     confusions(about, answer, name),
     classTable(about, answer, truth, name, onOtherMasks),
   ];
+}
+
+/** What the second run says of the same input. */
+function besideVerdict(about, answer, truth, name) {
+  const { predicted, probability } = answer.beside;
+  return h(
+    "div",
+    { className: "verdict beside" },
+    h("p", { className: "eyebrow" }, `${about.beside.head} says`),
+    h("p", { className: "says" }, name(predicted)),
+    h("p", { className: "sure" }, h("b", {}, number(probability))),
+    truth === null ? null : h("p", { className: predicted === truth ? "truth right" : "truth wrong" }, predicted === truth ? "✓" : "✗"),
+  );
 }
 
 /** The same answer in a sentence, for screen readers. */
@@ -67,9 +80,9 @@ function classTable(about, answer, truth, name, onOtherMasks) {
     h("th", { scope: "col" }, "Class"),
     h("th", { scope: "col" }, "Probability"),
     h("th", { scope: "col" }, h("abbr", { title: "retain probability" }, "ρ")),
-    drawn ? h("th", { scope: "col" }, `${answer.masks.length} masks`) : null,
+    drawn ? h("th", { scope: "col" }, h("abbr", { title: "in how many of the masks drawn at random the class is kept" }, "Kept in draws")) : null,
   );
-  const rows = answer.rows.map((row) => {
+  const rows = answer.rows.map((row, place) => {
     const kinds = [row.class === answer.predicted ? "is-answer" : "", row.class === truth ? "is-truth" : ""];
     const marks = row.class === truth ? h("span", { className: "mark", title: "the truth" }, "truth") : null;
     return h(
@@ -90,6 +103,7 @@ function classTable(about, answer, truth, name, onOtherMasks) {
           about.masks === "random" ? h("span", { className: "dim" }, ` ± ${number(row.std, 2)}`) : null,
         ),
         bar(row.p, about.masks === "random" ? row.std : 0),
+        answer.beside ? besideBar(about, answer.beside.rows[place]) : null,
       ),
       h("td", {}, h("span", { className: "value" }, number(row.rho, 2)), bar(row.rho, 0, "rho")),
       drawn ? h("td", {}, dots(row.kept)) : null,
@@ -115,6 +129,11 @@ function classTable(about, answer, truth, name, onOtherMasks) {
   );
 }
 
+function besideBar(about, value) {
+  if (value === null) return null;
+  return h("span", { className: "beside-row", title: about.beside.head }, bar(value, 0, "other"), h("span", { className: "dim" }, number(value, 2)));
+}
+
 function bar(value, std, kind = "") {
   const filled = h("i", { className: "fill" });
   filled.style.width = `${100 * value}%`;
@@ -130,15 +149,16 @@ function bar(value, std, kind = "") {
 }
 
 function dots(kept) {
-  const label = `kept in ${kept.filter(Boolean).length} of ${kept.length}`;
+  const label = `kept in ${kept.filter(Boolean).length} of ${kept.length} draws`;
   const marks = kept.map((is) => h("i", { className: is ? "kept" : "dropped" }));
-  return h("span", { className: "dots", role: "img", "aria-label": label, title: label }, ...marks);
+  const dotted = h("span", { className: "dots", "aria-hidden": "true" }, ...marks);
+  return h("span", { title: label }, h("span", { className: "value" }, `${kept.filter(Boolean).length} of ${kept.length}`), dotted);
 }
 
 function masksSentence(masks, name) {
   const votes = new Map();
   for (const mask of masks) votes.set(mask.class, (votes.get(mask.class) ?? 0) + 1);
-  const told = [...votes].sort((a, b) => b[1] - a[1]).map(([k, times]) => `${name(k)} ${times}×`);
+  const told = [...votes].sort((a, b) => b[1] - a[1]).map(([k, times]) => `${name(k)} in ${times} of ${masks.length} draws`);
   return `With these masks the answer is ${told.join(", ")}.`;
 }
 

@@ -8,9 +8,11 @@ import { noisePanel } from "./noise.js";
 export function examplesView(about, navigate) {
   const grid = byId("grid");
   const detail = byId("detail");
+  const usual = about.beside ? "differ" : "closest";
   let state = {};
   let shownList = null; // the filters and page the grid shows
   let shownIndex = null;
+  let sentence = ""; // what screen readers hear of it
   let listing = null; // aborts the request before
   let order = 0; // numbers the requests for details: a late answer must not replace a newer one
 
@@ -46,7 +48,8 @@ export function examplesView(about, navigate) {
       shownList = wanted;
     }
     state.pageShown = Number(grid.dataset.page);
-    const first = grid.querySelector("button");
+    // A close call that is answered right shows most: which rival came near, and that it was told apart.
+    const first = grid.querySelector("button:not(.wrong)") ?? grid.querySelector("button");
     if (parameters.index !== undefined) {
       await open(Number(parameters.index), true);
     } else if (!isNarrow() && first) {
@@ -60,6 +63,8 @@ export function examplesView(about, navigate) {
   function fillOrder(parameters) {
     const select = byId("filter-order");
     const options = [
+      ...(about.beside ? [["differ", "where the runs differ"]] : []),
+      ["closest", "closest calls"],
       ["hardest", "hardest"],
       ["easiest", "easiest"],
     ];
@@ -67,7 +72,7 @@ export function examplesView(about, navigate) {
       options.push([`attention ${parameters.rival}`, `by ρ of ${about.classes[parameters.rival] ?? "?"}`]);
     }
     select.replaceChildren(...options.map(([value, text]) => h("option", { value }, text)));
-    select.value = parameters.order === "attention" ? `attention ${parameters.rival}` : (parameters.order ?? "hardest");
+    select.value = parameters.order === "attention" ? `attention ${parameters.rival}` : (parameters.order ?? usual);
   }
 
   async function list(parameters) {
@@ -76,7 +81,7 @@ export function examplesView(about, navigate) {
     grid.setAttribute("aria-busy", "true");
     try {
       const { true: truth, predicted, order: by, rival, page } = parameters;
-      const found = await get("/api/examples", { true: truth, predicted, order: by, rival, page }, listing.signal);
+      const found = await get("/api/examples", { true: truth, predicted, order: by ?? usual, rival, page }, listing.signal);
       grid.replaceChildren(...found.examples.map(tile));
       grid.dataset.page = found.page;
       grid.querySelector("button")?.setAttribute("tabindex", "0");
@@ -136,24 +141,32 @@ export function examplesView(about, navigate) {
 
   async function open(index, explicit) {
     for (const button of grid.querySelectorAll("button")) {
-      if (Number(button.dataset.index) === index) button.setAttribute("aria-current", "true");
-      else button.removeAttribute("aria-current");
+      if (Number(button.dataset.index) === index) {
+        button.setAttribute("aria-current", "true");
+        for (const other of grid.querySelectorAll("button")) other.tabIndex = -1;
+        button.tabIndex = 0;
+        if (explicit && !isNarrow()) button.scrollIntoView({ behavior: scrollBehaviour(), block: "nearest" });
+      } else button.removeAttribute("aria-current");
     }
-    if (shownIndex === index) return;
+    if (shownIndex === index) {
+      if (explicit) say(sentence);
+      return;
+    }
     const mine = ++order;
-    const settings = { noise: 0, seed: 0 };
+    const settings = { noise: 0, seed: index }; // masks and noise of its own for each example
+    const top = h("div", { className: "answer-top" });
     const place = h("div", { className: "answer-place" });
 
     async function refresh() {
       try {
         const answer = await get(`/api/examples/${index}`, settings);
         if (mine !== order) return;
-        place.replaceChildren(
-          ...answerParts(about, answer, answer.true, () => {
-            settings.seed += 1;
-            refresh().then(() => place.querySelector(".classes button")?.focus());
-          }).filter(Boolean),
-        );
+        const [head, ...parts] = answerParts(about, answer, answer.true, () => {
+          settings.seed += 1;
+          refresh().then(() => place.querySelector(".classes button")?.focus());
+        });
+        top.replaceChildren(head);
+        place.replaceChildren(...parts.filter(Boolean));
         return answer;
       } catch (error) {
         if (mine === order) place.replaceChildren(h("p", { className: "failure" }, error.message));
@@ -171,16 +184,18 @@ export function examplesView(about, navigate) {
         h("h2", {}, `Example ${count(index)}`),
         h("button", { type: "button", className: "quiet back", onclick: () => navigate({ ...state, index: "" }) }, "Back to all"),
       ),
+      top,
       place,
     );
     if (!answer) return;
-    detail.append(
-      noisePanel(about, index, async (level) => {
-        settings.noise = level;
-        await refresh();
-      }),
-    );
-    if (explicit) say(`Example ${index}. ${answerSentence(about, answer)}`);
+    const noise = noisePanel(about, index, async (level) => {
+      settings.noise = level;
+      await refresh();
+    });
+    top.after(noise.control); // right below the picture it changes
+    detail.append(noise.chart);
+    sentence = `Example ${index}. ${answerSentence(about, answer)}`;
+    if (explicit) say(sentence);
     if (explicit && isNarrow()) {
       detail.scrollIntoView({ behavior: scrollBehaviour(), block: "start" });
       detail.focus({ preventScroll: true });

@@ -7,13 +7,14 @@ import { mapView } from "./map.js";
 import { tryView } from "./tryout.js";
 
 const NOTES = {
-  none: "This head has no masks: every ρ is 1, the deviation is 0, and nothing is drawn. Its probabilities are its plain prediction.",
+  none: "This head has no masks: every ρ is 1, and no masks are drawn.",
   training: "This head drops classes at random while training only: ρ is one fixed number, and its prediction draws nothing.",
   gate: "This head computes its ρ as a gate and never draws masks: its prediction does not vary.",
 };
 
 const NUMBERS = ["true", "predicted", "rival", "page", "index"];
-const ORDERS = ["hardest", "easiest", "attention"];
+const ORDERS = ["closest", "hardest", "easiest", "attention", "differ"];
+const TITLES = { examples: "Examples", try: "Try your own", map: "Class map" };
 
 /** Read "#view?name=value&…", keeping only what a view can use. */
 function readAddress() {
@@ -41,6 +42,8 @@ function navigate(view, parameters) {
 }
 
 let views = {};
+let run = "";
+let shown = null; // the view
 
 function route() {
   const { view, parameters } = readAddress();
@@ -50,7 +53,15 @@ function route() {
     else link.removeAttribute("aria-current");
   }
   for (const name of Object.keys(views)) byId(`view-${name}`).hidden = name !== chosen;
-  views[chosen](parameters);
+  document.title = `${TITLES[chosen]} · ${run} · dropmax explorer`;
+  const moved = shown !== null && shown !== chosen;
+  shown = chosen;
+  // What had the focus may just have been hidden, as a cell of the map: then it moves on to the view that is shown.
+  Promise.resolve(views[chosen](parameters)).then(() => {
+    if (moved && (document.activeElement === document.body || document.activeElement.closest("[hidden]"))) {
+      (chosen === "examples" ? byId("grid").querySelector('[tabindex="0"]') ?? byId("main") : byId("main")).focus();
+    }
+  });
 }
 
 async function start() {
@@ -59,7 +70,12 @@ async function start() {
   byId("summary").textContent =
     `${about.head} on ${about.data} · ${about.network} · ${count(about.examples)} test ${kind} · ` +
     `error ${percent(about.error, 2)}`;
-  document.title = `${about.run} · dropmax explorer`;
+  run = about.run;
+  if (about.beside) {
+    const { head, error, differ } = about.beside;
+    byId("summary").textContent += ` · beside it ${head} (${about.beside.run}), error ${percent(error, 2)}; ` +
+      `${count(differ)} answers differ`;
+  }
   if (about.masks in NOTES) {
     byId("note").textContent = NOTES[about.masks];
     byId("note").hidden = false;

@@ -4,6 +4,7 @@ import { get } from "./api.js";
 import { byId, count, h, number, percent } from "./dom.js";
 
 const SMALLEST_CELL = 3;
+const AXIS = 16; // room for the name of an axis
 const LABELLED = 13; // cells at least this large get the names of their classes
 const NUMBERED = 30; // and these a number inside
 
@@ -11,6 +12,7 @@ export function mapView(about, openExamples) {
   let data = null;
   let at = null; // [row, column] of the cursor
   let shown = false;
+  let lastTap = "";
   const panels = [];
   const layout = new Map(); // canvas -> where its cells lie, and its picture without the cursor
   let width = 0;
@@ -42,33 +44,35 @@ export function mapView(about, openExamples) {
     data.totals = totals;
     const share = data.counts.map((row, i) => row.map((value) => (totals[i] ? value / totals[i] : null)));
     const off = (rows) => rows.flatMap((row, i) => (row ? row.filter((v, j) => i !== j && v !== null) : []));
-    const rho = extremes(off(data.rho));
+    const rho = extremes(off(data.above));
     const most = extremes(off(share)).high;
     const span = rho.high - rho.low;
     panels.push(
       panel(byId("map-rho"), {
-        shade: (i, j) => (data.rho[i] === null ? null : span > 1e-9 ? (data.rho[i][j] - rho.low) / span : 0),
-        text: (i, j) => (data.rho[i] === null ? "" : number(data.rho[i][j], 2).replace(/^0/, "")),
+        shade: (i, j) => (data.above[i] === null ? null : rho.high > 1e-9 ? Math.max(0, data.above[i][j]) / rho.high : 0),
+        text: (i, j) => (data.above[i] === null || i === j || data.above[i][j] < 0.0005 ? "" : signed(data.above[i][j])),
+        across: "rival",
         open: (i, j) => openExamples({ true: data.classes[i], order: "attention", rival: data.classes[j] }),
       }),
       panel(byId("map-counts"), {
         shade: (i, j) => (share[i][j] === null ? null : most > 0 ? Math.sqrt(share[i][j] / most) : 0),
         text: (i, j) => (data.counts[i][j] ? String(data.counts[i][j]) : ""),
+        across: "answer",
         open: (i, j) => openExamples({ true: data.classes[i], predicted: data.classes[j] }),
       }),
     );
-    legend("legend-rho", number(rho.low, 2), number(rho.high, 2));
+    legend("legend-rho", "0 or below", `${signed(rho.high)} points`);
     legend("legend-counts", "0 %", percent(most));
     if (size < about.classes.length) {
       const note = `Of ${count(about.classes.length)} classes, the ${size} with most confusions are shown.`;
       byId("readout").textContent = note;
     }
-    if (span > 1e-9) pairs("pairs-rho", (i, j) => data.rho[i]?.[j] ?? 0, (value) => number(value, 2), panels[0].open);
+    if (span > 1e-9) pairs("pairs-rho", (i, j) => data.above[i]?.[j] ?? 0, signed, panels[0].open);
     else byId("pairs-rho").replaceChildren(h("li", { className: "hint" }, "Every ρ is the same."));
     pairs("pairs-counts", (i, j) => data.counts[i][j], (value) => count(value), panels[1].open);
   }
 
-  function panel(canvas, { shade, text, open }) {
+  function panel(canvas, { shade, text, open, across }) {
     const cellOf = (event) => {
       const { left, top } = canvas.getBoundingClientRect();
       const { margin, cell } = layout.get(canvas) ?? { margin: 0, cell: 1 };
@@ -77,10 +81,17 @@ export function mapView(about, openExamples) {
       const size = data.classes.length;
       return row >= 0 && column >= 0 && row < size && column < size ? [row, column] : null;
     };
-    canvas.addEventListener("pointermove", (event) => move(cellOf(event)));
+    canvas.addEventListener("pointermove", (event) => {
+      if (event.pointerType !== "touch") move(cellOf(event));
+    });
     canvas.addEventListener("click", (event) => {
       const cell = cellOf(event);
-      if (cell) open(...cell);
+      if (cell === null) return;
+      // A finger cannot point: its first tap reads the cell, the second opens it.
+      const read = at !== null && at[0] === cell[0] && at[1] === cell[1] && lastTap === cell.join();
+      lastTap = cell.join();
+      if (event.pointerType === "touch" && !read) move(cell);
+      else open(...cell);
     });
     canvas.addEventListener("keydown", (event) => {
       const [row, column] = at ?? [0, 0];
@@ -107,7 +118,7 @@ export function mapView(about, openExamples) {
     canvas.addEventListener("focus", () => {
       if (canvas.matches(":focus-visible")) move(at ?? [0, 0]);
     });
-    return { canvas, shade, text, open };
+    return { canvas, shade, text, open, across };
   }
 
   function move(cell) {
@@ -115,7 +126,7 @@ export function mapView(about, openExamples) {
     at = cell;
     const [i, j] = cell;
     const [truth, other] = [about.classes[data.classes[i]], about.classes[data.classes[j]]];
-    const rho = data.rho[i] === null ? "no test examples" : `mean ρ ${number(data.rho[i][j], 3)}`;
+    const rho = data.rho[i] === null ? "no test examples" : `mean ρ ${number(data.rho[i][j], 3)}, ${signed(data.above[i][j])} points from its base rate`;
     const share = data.totals[i] ? ` (${percent(data.counts[i][j] / data.totals[i])})` : "";
     byId("readout").replaceChildren(
       h("b", {}, truth),
@@ -159,7 +170,7 @@ export function mapView(about, openExamples) {
     context.strokeRect(x - 0.5, y - 0.5, across + 1, down + 1);
   }
 
-  function paintCells({ canvas, shade, text }) {
+  function paintCells({ canvas, shade, text, across }) {
     const size = data.classes.length;
     const room = canvas.parentElement.clientWidth - 12; // its padding
     const names = data.classes.map((k) => about.classes[k]);
@@ -167,8 +178,8 @@ export function mapView(about, openExamples) {
     const context = picture.getContext("2d");
     context.font = "11px system-ui, sans-serif";
     const widest = Math.min(84, Math.max(...names.map((name) => context.measureText(name).width)));
-    const labelled = (room - widest - 10) / size >= LABELLED;
-    const margin = labelled ? Math.ceil(Math.max(18, widest + 10)) : 2;
+    const labelled = (room - widest - 10 - AXIS) / size >= LABELLED;
+    const margin = labelled ? Math.ceil(Math.max(18, widest + 10)) + AXIS : AXIS;
     // Cells need not be whole pixels wide, but their edges are drawn on whole ones.
     const cell = Math.max(SMALLEST_CELL, Math.min(size < 5 ? 110 : 56, (room - margin - 2) / size));
     const edge = (k) => margin + Math.round(k * cell);
@@ -199,6 +210,15 @@ export function mapView(about, openExamples) {
         }
       }
     }
+    context.font = "600 11px system-ui, sans-serif";
+    context.fillStyle = muted;
+    context.textAlign = "center";
+    context.fillText(across, (margin + edge(size)) / 2, AXIS / 2);
+    context.save();
+    context.translate(AXIS / 2, (margin + edge(size)) / 2);
+    context.rotate(-Math.PI / 2);
+    context.fillText("true class", 0, 0);
+    context.restore();
     if (labelled) {
       context.font = "11px system-ui, sans-serif";
       context.fillStyle = muted;
@@ -248,6 +268,9 @@ export function mapView(about, openExamples) {
     byId(id).replaceChildren(...(rows.length ? rows : [h("li", { className: "hint" }, "There is none.")]));
   }
 }
+
+/** A difference of probabilities in points: hundredths. */
+const signed = (value) => `${value < 0 ? "−" : "+"}${Math.abs(100 * value).toFixed(1)}`;
 
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();

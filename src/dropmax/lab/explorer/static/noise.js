@@ -25,12 +25,16 @@ export function noisePanel(about, index, onLevel) {
   const said = h("p", { className: "hint", id: "noise-said" }, "Move the slider to add noise.");
   const place = h("div", { className: "chart" });
   const unit = about.images ? "of the range of a pixel" : "of each feature’s standard deviation";
+  const control = h(
+    "div",
+    { className: "noise-control" },
+    h("label", { htmlFor: "noise", className: "slider" }, h("span", {}, `Noise, ${unit}`), value),
+    slider,
+  );
   const panel = h(
     "section",
-    { className: "noise", "aria-label": "Noise" },
-    h("h3", {}, "Noise"),
-    h("label", { htmlFor: "noise", className: "slider" }, h("span", {}, `Strength, ${unit}`), value),
-    slider,
+    { className: "noise", "aria-label": "What noise does to the answer" },
+    h("h3", {}, "What noise does to the answer"),
     place,
     said,
   );
@@ -83,7 +87,7 @@ export function noisePanel(about, index, onLevel) {
     working = false;
   });
   slider.addEventListener("change", () => say(said.textContent));
-  return panel;
+  return { control, chart: panel };
 }
 
 const horizontal = (level) => LEFT + level * (WIDTH - LEFT - RIGHT);

@@ -1,0 +1,110 @@
+"""Figure 1: two inputs of one class, the rivals each may be confused with, and the classes that draws keep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dropmax.lab.figures.retain_profiles import sampled_masks
+from dropmax.lab.figures.runs import Run, picture
+from dropmax.lab.figures.subject import NotDrawable, Subject
+from dropmax.workbench import style
+
+__all__ = ["CAPTION", "draw", "same_class_other_rivals"]
+
+CAPTION = (
+    "The idea. Two test examples, each with the retain probabilities ρ that DropMax learned for it: the "
+    "rival that stands out differs. Each draw keeps a class with its probability ρ, and only the classes that are kept "
+    "(blue) take part in the softmax, whose answer stands at the right."
+)
+_DRAWS = 4
+
+
+def same_class_other_rivals(run: Run) -> tuple[int, int]:
+    """Return two examples answered right whose strongest rivals differ and stand out most, of one class if possible."""
+    outputs = run.outputs
+    right = (outputs.predicted == outputs.labels).nonzero().squeeze(-1)
+    rivals = outputs.retain[right].scatter(-1, outputs.labels[right, None], -1.0)
+    strength, rival = rivals.max(-1)
+    best: dict[tuple[int, int], tuple[float, int]] = {}  # (class, rival): how far it stands out, and where
+    for index, k, value in zip(right.tolist(), rival.tolist(), strength.tolist(), strict=True):
+        key = int(outputs.labels[index]), k
+        if value > best.get(key, (-1.0, 0))[0]:
+            best[key] = value, index
+    pairs = [
+        (truth == same, min(one[0], other[0]), one[1], other[1])
+        for (truth, k), one in best.items()
+        for (same, j), other in best.items()
+        if k < j
+    ]
+    if not pairs:
+        raise NotDrawable(f"needs two examples answered right with different rivals, and {run.path} has none")
+    _, _, first, second = max(pairs)
+    return first, second
+
+
+def draw(subject: Subject) -> tuple[Any, str]:
+    """Draw the two examples, a row each."""
+    plt = style.pyplot()
+    run = subject.with_masks()
+    chosen = same_class_other_rivals(run)
+    generator = torch.Generator().manual_seed(0)
+    figure, axes = plt.subplots(2, 3, figsize=(style.PAGE, 3.3), width_ratios=[1, 2.2, 3.2])
+    for row, index in enumerate(chosen):
+        image, bars, draws = axes[row]
+        image.imshow(picture(run.test, index), cmap="gray_r", interpolation="nearest")
+        style.bare(image)
+        truth = int(run.outputs.labels[index])
+        image.set_title(style.plain(f"a {run.classes[truth]}", 14), fontsize=9, color=style.TRUTH, fontweight="bold")
+        _bars(bars, run, index, truth)
+        _draws(draws, run, index, truth, generator)
+        if row == 0:
+            bars.set_title("learned for this input", fontsize=9, loc="left")
+            draws.set_title("classes kept in four draws → the answer", fontsize=9, loc="left")
+    return (
+        figure,
+        f"Test examples {chosen[0]} and {chosen[1]} of {run.path.name}, chosen for how far their rivals stand out.",
+    )
+
+
+def _bars(axes: Any, run: Run, index: int, truth: int) -> None:
+    rho = run.outputs.retain[index]
+    rival = int(rho.scatter(0, torch.tensor([truth]), -1.0).argmax())
+    colours = [style.TRUTH if k == truth else style.RED if k == rival else "#B8CFE0" for k in range(len(rho))]
+    axes.bar(range(len(rho)), rho.tolist(), color=colours)
+    axes.set(ylim=(0, 1), yticks=[0, 0.5, 1], ylabel="retain prob. ρ")
+    _names(axes, run)
+    axes.grid(axis="x", visible=False)
+
+
+def _draws(axes: Any, run: Run, index: int, truth: int, generator: torch.Generator) -> None:
+    o, a = (values[0] for values in run.logits(rows=[index]))
+    kept = sampled_masks(a, _DRAWS, generator)
+    count = len(o)
+    for row, mask in enumerate(kept):
+        used = mask if bool(mask.any()) else ~mask
+        probs = o.masked_fill(~used, -torch.inf).softmax(-1)
+        answer = int(probs.argmax())
+        for k in range(count):
+            colour = style.BLUE if bool(mask[k]) else "#EEEEEE"
+            axes.add_patch(_cell(k, row, colour))
+        words = f"→ {style.plain(run.classes[answer], 9)}  {float(probs[answer]):.2f}"
+        colour = style.TRUTH if answer == truth else style.RED
+        axes.text(count - 0.3, row, words, va="center", fontsize=8.5, color=colour, fontweight="bold")
+    axes.set(xlim=(-0.6, 1.42 * count), ylim=(_DRAWS - 0.4, -0.6), yticks=[])
+    _names(axes, run)
+    axes.grid(False)
+    axes.spines[["left", "bottom"]].set_visible(False)
+    axes.tick_params(length=0)
+
+
+def _cell(k: int, row: int, colour: str) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((k - 0.44, row - 0.38), 0.88, 0.76, color=colour, linewidth=0)
+
+
+def _names(axes: Any, run: Run) -> None:
+    names = [style.plain(name, 9) for name in run.classes]
+    axes.set_xticks(range(len(names)), names, rotation=90 if max(map(len, names)) > 2 else 0, fontsize=7)
