@@ -1,4 +1,4 @@
-"""Pages made from the code: the command reference; and links out of docs/ into the repository."""
+"""Pages made from the code: the command reference; links out of docs/ into the repository; formulas as MathML."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from mkdocs.structure.files import File, Files
 _REPOSITORY = re.compile(r"\]\(\.\./(?!\.\.)([^)#]+)\)")
 
 
+_CHART = re.compile(r"<!-- chart: ([\w/-]+) -->")
+_TABLE_ROW = re.compile(r"^\| \**([^|*]+?)\** \| \**([\d.]+) ± ([\d.]+)\** \|", re.MULTILINE)
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add commands.md."""
     files.append(File.generated(config, "commands.md", content=command_reference()))
@@ -18,8 +22,46 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Name a file of the repository that is no page of the site, rather than link to nowhere."""
+    """Name a file of the repository that is not a page of the site, rather than link to nowhere; draw charts."""
+    markdown = _CHART.sub(lambda match: f"\n{results_chart(match[1])}\n", markdown)
     return _REPOSITORY.sub(r"] (`\1` in the repository)", markdown)
+
+
+_FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
+
+
+def on_page_content(html_text: str, **_: Any) -> str:
+    """Turn LaTeX into MathML, which browsers typeset themselves: no script, no font, and it works from disk."""
+    import html as entities
+
+    from latex2mathml.converter import convert
+
+    def formula(match: re.Match[str]) -> str:
+        shown = "block" if match[2] == "[" else "inline"
+        return convert(entities.unescape(match[3]).strip(), display=shown)
+
+    return _FORMULA.sub(formula, html_text)
+
+
+def results_chart(study: str) -> str:
+    """Return the errors in a table of results.md as an SVG in the colours of the page."""
+    from pathlib import Path
+
+    from dropmax.lab.report.charts import inline
+    from dropmax.workbench import style
+
+    page = (Path(__file__).parent / "results.md").read_text(encoding="utf-8")
+    table = page.partition(f"<!-- table: {study} |")[2].partition("<!-- end -->")[0]
+    rows = [(name, float(mean), float(half)) for name, mean, half in _TABLE_ROW.findall(table)]
+    figure, axes = style.pyplot().subplots(figsize=(6.4, 0.6 + 0.3 * len(rows)))
+    for place, (name, mean, half) in enumerate(rows):
+        colour = style.BLUE if name == "DropMax" else style.GREY
+        axes.errorbar(mean, place, xerr=half, fmt="o", color=colour, capsize=3, markersize=5)
+        axes.annotate(f"{mean:.2f}", (mean + half, place), (6, 0), textcoords="offset points", va="center", fontsize=8)
+    axes.set_yticks(range(len(rows)), [name for name, _, _ in rows])
+    axes.set(xlabel="test error (%), mean and 95 % interval over five seeds", ylim=(len(rows) - 0.5, -0.5))
+    axes.set_xlim(right=1.08 * max(mean + half for _, mean, half in rows))
+    return re.sub(r"\n\s*", " ", inline(figure, "Test error of each head"))
 
 
 def command_reference() -> str:

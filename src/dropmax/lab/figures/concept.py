@@ -22,26 +22,32 @@ _DRAWS = 4
 
 
 def same_class_other_rivals(run: Run) -> tuple[int, int]:
-    """Return two examples answered right whose strongest rivals differ and stand out most, of one class if possible."""
+    """Return two examples, right and of one class if possible, whose strongest rivals differ and stand out most."""
     outputs = run.outputs
-    right = (outputs.predicted == outputs.labels).nonzero().squeeze(-1)
-    rivals = outputs.retain[right].scatter(-1, outputs.labels[right, None], -1.0)
-    strength, rival = rivals.max(-1)
+    right = outputs.predicted == outputs.labels
+    pairs = _pairs(run, right) or _pairs(run, torch.ones_like(right))  # a poor model may get too few right
+    if not pairs:
+        raise NotDrawable(f"needs two examples with different rivals, and {run.path} has none")
+    _, _, first, second = max(pairs)
+    return first, second
+
+
+def _pairs(run: Run, allowed: torch.Tensor) -> list[tuple[bool, float, int, int]]:
+    """Return (same class, how far the weaker rival stands out, index, index) of examples with different rivals."""
+    chosen = allowed.nonzero().squeeze(-1)
+    labels = run.outputs.labels[chosen]
+    strength, rival = run.outputs.retain[chosen].scatter(-1, labels[:, None], -1.0).max(-1)
     best: dict[tuple[int, int], tuple[float, int]] = {}  # (class, rival): how far it stands out, and where
-    for index, k, value in zip(right.tolist(), rival.tolist(), strength.tolist(), strict=True):
-        key = int(outputs.labels[index]), k
-        if value > best.get(key, (-1.0, 0))[0]:
-            best[key] = value, index
-    pairs = [
+    rows = zip(chosen.tolist(), labels.tolist(), rival.tolist(), strength.tolist(), strict=True)
+    for index, truth, k, value in rows:
+        if value > best.get((truth, k), (-1.0, 0))[0]:
+            best[truth, k] = value, index
+    return [
         (truth == same, min(one[0], other[0]), one[1], other[1])
         for (truth, k), one in best.items()
         for (same, j), other in best.items()
         if k < j
     ]
-    if not pairs:
-        raise NotDrawable(f"needs two examples answered right with different rivals, and {run.path} has none")
-    _, _, first, second = max(pairs)
-    return first, second
 
 
 def draw(subject: Subject) -> tuple[Any, str]:
