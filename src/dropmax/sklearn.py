@@ -404,7 +404,7 @@ class DropMaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _outputs(self, X: Any, mode: str | None = None, samples: int = 100) -> Outputs:
         """Return what the head answers for these rows."""
         generator = torch.Generator(self.device)
-        parts = []
+        parts: list[tuple[Tensor, Tensor]] = []
         for features, count in self._features(X):
             if not parts:
                 generator.manual_seed(self._seed)
@@ -470,7 +470,8 @@ def _random_numbers(seed: int) -> Iterator[None]:
 def _as_probabilities(probs: Tensor) -> NDArray[np.float64]:
     """Return float32 probabilities in float64, where they can sum to one to the last digit."""
     wide: NDArray[np.float64] = probs.double().numpy()
-    return wide / wide.sum(1, keepdims=True)
+    wide /= wide.sum(1, keepdims=True)
+    return wide
 
 
 def _plain(value: Any) -> Any:

@@ -60,7 +60,10 @@ def merge_equal(
     keys += _mixed(np.stack([labels, labels + 2**32], 1).astype(np.uint64))
     whole = keys.view([("high", np.uint64), ("low", np.uint64)]).ravel()
     _, rows, example = np.unique(whole, return_index=True, return_inverse=True)
-    return X[rows], labels[rows], np.bincount(example.ravel(), weight, minlength=len(rows))
+    total: NDArray[np.float64] = np.bincount(example.ravel(), weight, minlength=len(rows)).astype(
+        np.float64, copy=False
+    )
+    return X[rows], labels[rows], total
 
 
 def _keys(block: Any) -> NDArray[np.uint64]:
@@ -74,14 +77,16 @@ def _keys(block: Any) -> NDArray[np.uint64]:
     pairs = np.stack([first, _mixed(first)], 1)
     # Sums of rows as differences of running sums: modulo 2^64 they are exact, and an empty row has 0.
     running = np.concatenate([np.zeros((1, 2), np.uint64), pairs.cumsum(0, dtype=np.uint64)])
-    return running[block.indptr[1:]] - running[block.indptr[:-1]]
+    keys: NDArray[np.uint64] = running[block.indptr[1:]] - running[block.indptr[:-1]]
+    return keys
 
 
 def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Scramble 64-bit numbers one to one (the finaliser of splitmix64)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    mixed: NDArray[np.uint64] = x ^ (x >> np.uint64(31))
+    return mixed
 
 
 def held_out_rows(labels: NDArray[np.intp], fraction: float, random: np.random.RandomState) -> NDArray[np.bool_]:
@@ -127,7 +132,7 @@ class Examples:
 
     def batches(self, order: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         """Yield rows, labels and weights (None where all are 1) in this order; rows are copies."""
-        for rows in order.split(size):
+        for rows in torch.split(order, size):
             if self._dense is None:
                 assert self._sparse is not None
                 x = standardised(self._sparse[rows.cpu().numpy()], self.scaler, self.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -112,7 +112,7 @@ def _read_new(
                 f"{len(trained.classes)} of shape {trained.input_shape}, or on classes of other names"
             )
         return known.test
-    columns = {"label_column": label_column, "id_column": id_column}
+    columns: dict[str, Any] = {"label_column": label_column, "id_column": id_column}
     expected = dataclasses.replace(expected, **{key: value for key, value in columns.items() if value})
     part, _ = read_labelled(Path(new).expanduser(), expected, tell)
     inputs, crop = torch.from_numpy(part.inputs), None

@@ -85,7 +85,7 @@ def predict(
     expected = trained.expected
     texts = [str(given) for given in files if expected.text_column and not given.exists()]
     chosen = find_inputs([given for given in files if str(given) not in texts])
-    columns = {"label_column": label_column, "id_column": id_column}
+    columns: dict[str, Any] = {"label_column": label_column, "id_column": id_column}
     expected = dataclasses.replace(expected, **{key: value for key, value in columns.items() if value})
     if as_is:
         expected = dataclasses.replace(expected, digits=False)

@@ -118,7 +118,7 @@ def train(
         "data.id_column": id_column,
     }
     if resume is not None:
-        begun = {"DATA": data, "--recipe": recipe, "--head": head, "--network": network, "--seed": seed}
+        begun: dict[str, Any] = {"DATA": data, "--recipe": recipe, "--head": head, "--network": network, "--seed": seed}
         begun |= {"--test": test, "--label-column": label_column, "--id-column": id_column, "--set": settings}
         begun |= {
             "--with": backbone,

@@ -61,7 +61,8 @@ def compare(
             values = [_by_seed(runs, data, variant, metric, mode) for variant in (a, b)]
             seeds = sorted(set(values[0]) & set(values[1]))
             if len(seeds) > 1:
-                pair = paired_difference(*([each[seed] for seed in seeds] for each in values))
+                first, second = ([each[seed] for seed in seeds] for each in values)
+                pair = paired_difference(first, second)
                 by_seed = {seed: values[0][seed] - values[1][seed] for seed in seeds}
                 found.append(Difference(data, metric, mode, by_seed, *pair, corrected=pair.p_value))
     if not found:

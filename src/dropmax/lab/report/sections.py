@@ -42,7 +42,7 @@ def classes_section(run: Run) -> dict[str, Any]:
 
 def _class_rows(run: Run, counts: Any) -> dict[str, Any]:
     sets, note = _sets(run)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for k, name in enumerate(run.classes):
         mine, said, hit = int(counts[k].sum()), int(counts[:, k].sum()), int(counts[k, k])
         chosen = run.outputs.labels == k

@@ -77,7 +77,7 @@ def read_function(name: str) -> Parts:
     classes = tuple(map(str, parts.get("classes") or range(count)))
     if len(classes) < count:
         raise DataError(f"data {name!r}: it names {len(classes)} classes, and has labels up to {count - 1}")
-    return Parts(train, classes, **others)
+    return Parts(train, classes, validation=others.get("validation"), test=others.get("test"))
 
 
 _EXPECTED = "the function must return (inputs, labels), or a dictionary of such pairs with train, validation, test"
