@@ -10,6 +10,7 @@ from dropmax.heads.base import MODES, Head, Loss
 from dropmax.heads.deterministic import DeterministicAttention, DeterministicDropMax
 from dropmax.heads.dropmax import PAPER_OBJECTIVE, DropMax
 from dropmax.heads.dropmax_qp import DropMaxQP
+from dropmax.heads.label_posterior import DropMaxLabelPosterior
 from dropmax.heads.options import option_names, unknown_option
 from dropmax.heads.random_dropmax import RandomDropMax
 from dropmax.heads.sampled_softmax import SampledSoftmax
@@ -25,6 +26,7 @@ __all__ = [
     "DeterministicAttention",
     "DeterministicDropMax",
     "DropMax",
+    "DropMaxLabelPosterior",
     "DropMaxQP",
     "DropMaxSoftmaxRetain",
     "DropMaxThetaPrior",
@@ -55,7 +57,7 @@ HEADS: dict[str, type[Head]] = {
 
 #: Heads for ablations, by name: :func:`make_head` makes them too, but they are no rows of the table.
 ABLATIONS: dict[str, type[Head]] = {
-    head.name: head for head in (DropMaxUnmasked, DropMaxSoftmaxRetain, DropMaxThetaPrior)
+    head.name: head for head in (DropMaxUnmasked, DropMaxSoftmaxRetain, DropMaxThetaPrior, DropMaxLabelPosterior)
 }
 
 
