@@ -85,7 +85,7 @@ def test_exact_mode_on_the_command_line(run: Path, dropmax, tmp_path: Path) -> N
     assert modes["exact"]["nll"] != modes["mean"]["nll"]
     np.savez(tmp_path / "x.npz", x=load("mnist-1k").test.inputs[:3].numpy())
     rows = json.loads(dropmax("predict", run, tmp_path / "x.npz", "--mode", "exact", "--format", "json").stdout)
-    assert all(0 < row["std"] < 0.5 for row in rows)
+    assert all(0 < row["std_1"] < 0.5 for row in rows)
     assert "±" in dropmax("predict", run, tmp_path / "x.npz", "--mode", "exact").stdout
 
 

@@ -202,11 +202,11 @@ def test_one_class_and_strange_splits(tmp_path: Path) -> None:
 
 
 def test_a_function_of_ones_own_needs_consent(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DropMaxError, match="--trust-network"):
+        load_backbone("somebodys_features:lengths", "text")
     module = ModuleType("somebodys_features")
     module.lengths = lengths  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "somebodys_features", module)
-    with pytest.raises(DropMaxError, match="--trust-network"):
-        load_backbone("somebodys_features:lengths", "text")
     assert load_backbone("somebodys_features:lengths", "text", trust=True)(["abc"]).tolist() == [[3.0, 1.0]]
     with pytest.raises(InvalidValue, match="did you mean 'lengths'"):
         load_backbone("somebodys_features:length", "text", trust=True)

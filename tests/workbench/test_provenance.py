@@ -30,11 +30,17 @@ def commit_seen_from(root: Path) -> str:
     return done.stdout.strip()
 
 
+def copied_into(root: Path) -> Path:
+    package = root / "dropmax"
+    (package / "workbench").mkdir(parents=True)
+    for folder in (package, package / "workbench"):
+        (folder / "__init__.py").write_text("")
+    shutil.copy(dropmax.workbench.provenance.__file__, package / "workbench" / "provenance.py")
+    return package
+
+
 def test_the_commit_is_marked_where_the_sources_differ_from_it(tmp_path: Path) -> None:
-    package = tmp_path / "src" / "dropmax"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("")
-    shutil.copy(dropmax.workbench.provenance.__file__, package / "provenance.py")
+    package = copied_into(tmp_path / "src")
     assert commit_seen_from(tmp_path) == "None"  # no checkout
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", "-A")
@@ -52,10 +58,7 @@ def test_the_commit_is_marked_where_the_sources_differ_from_it(tmp_path: Path) -
 
 
 def test_a_commit_of_somebody_elses_checkout_is_not_ours(tmp_path: Path) -> None:
-    package = tmp_path / ".venv" / "src" / "dropmax"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("")
-    shutil.copy(dropmax.workbench.provenance.__file__, package / "provenance.py")
+    copied_into(tmp_path / ".venv" / "src")
     git(tmp_path, "init", "-q")
     git(tmp_path, "commit", "-q", "--allow-empty", "-m", "theirs")
     assert commit_seen_from(tmp_path / ".venv") == "None"

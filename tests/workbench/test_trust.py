@@ -38,7 +38,7 @@ def test_a_foreign_network_loads_once_it_is_imported_or_trusted(foreign: Path, t
 def test_the_command_line_can_be_told_to_trust(foreign: Path, tmp_path: Path) -> None:
     code, said = command("predict", foreign, foreign.parent / "a.csv", "--format", "csv", "--trust-network")
     assert code == 0
-    assert len(said.splitlines()) == 41
+    assert sum("a.csv:" in line for line in said.splitlines() if not line.startswith("dropmax:")) == 40
 
 
 def test_a_recipe_of_the_users_own_is_his_word(foreign: Path, tmp_path: Path) -> None:
@@ -50,12 +50,10 @@ def test_a_recipe_of_the_users_own_is_his_word(foreign: Path, tmp_path: Path) ->
     (out / "model.safetensors").unlink()
     del sys.modules[MODULE]
     code, said = command("train", "--resume", out)
-    assert code == 1
+    assert code == 2
     assert "recipe.toml would import the network" in said
     code, said = command("train", "--resume", out, "--trust-network")
     assert code == 0, said
-    code, said = command("train", "mnist-1k", "--trust-network")
-    assert (code, "--trust-network goes with --resume" in said) == (1, True)
 
 
 def test_networks_of_our_own_never_need_trust() -> None:

@@ -78,7 +78,10 @@ def with_nan() -> np.ndarray:
     [
         ({"data": X}, "has the arrays data, but x and y, or x_train and y_train, are needed"),
         ({"x": X}, "has the array 'x' but not 'y'"),
-        ({"x": X, "y": Y, "z": Y}, "has the array 'z', which is not one of classes, x, y"),
+        (
+            {"x": X, "y": Y, "z": Y},
+            "has the array 'z', which is not one of backbone, classes, names, split, text, x, y",
+        ),
         ({"x": X, "y": Y[:5]}, "x has 8 rows, but y has 5"),
         ({"x": with_nan(), "y": Y}, "x row 2, column 1 is nan, which is not finite"),
         ({"x": X * 1e300, "y": Y}, "which is not finite"),

@@ -11,7 +11,6 @@ import functools
 import json
 import os
 import queue
-import re
 import shutil
 import signal
 import sys
@@ -30,9 +29,6 @@ from dropmax.workbench.data.functions import import_data, is_function
 from dropmax.workbench.files import CannotWrite
 
 __all__ = ["failure", "run_job"]
-
-#: The loop says where it kept the last good state; here that place is about to be deleted.
-_KEPT = re.compile(r"; the state before epoch (\d+) is kept in .*")
 
 _SECONDS_TO_WAIT_FOR_LOCK = 60.0
 
@@ -94,7 +90,7 @@ def _run(
     device: str | None,
 ) -> RunRecord:
     from dropmax.workbench.provenance import provenance
-    from dropmax.workbench.training import Interrupted
+    from dropmax.workbench.training import Diverged, Interrupted
 
     started = time.monotonic()
     result: dict[str, Any] = {**_about(job), "status": "done", "resumed": False}
@@ -107,7 +103,8 @@ def _run(
     except (Interrupted, DataError, MissingDependency, CannotWrite):  # a full disk is no property of the run either
         raise
     except RunError as error:
-        result |= {"status": "failed", "reason": _KEPT.sub(r" (epoch \1)", str(error))}
+        # Where a diverged run kept its checkpoint does not matter: that place is about to be deleted.
+        result |= {"status": "failed", "reason": error.reason if isinstance(error, Diverged) else str(error)}
     result["seconds"] = round(time.monotonic() - started, 3)
     result["provenance"] = {**provenance(command, [job.seed]), "commit": commit_at_start()}
     return RunRecord.model_validate(result)
@@ -213,7 +210,7 @@ def main() -> None:
     threading.Thread(target=listen, daemon=True).start()
     import torch
 
-    from dropmax.workbench.training import Interrupted
+    from dropmax.workbench.training import Diverged, Interrupted
 
     torch.set_num_threads(1)
     commit_at_start()

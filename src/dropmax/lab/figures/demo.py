@@ -22,6 +22,7 @@ _COLUMNS = 8
 class Contrast:
     """Two models on the same examples, as counts.
 
+    >>> import torch
     >>> base = Outputs(torch.tensor([[0.995, 0.005], [0.4, 0.6]]), torch.ones(2, 2), torch.tensor([1, 1]))
     >>> other = Outputs(torch.tensor([[0.3, 0.7], [0.8, 0.2]]), torch.ones(2, 2), torch.tensor([1, 1]))
     >>> contrast(base, other)
@@ -60,6 +61,7 @@ def contrast(base: Outputs, other: Outputs) -> Contrast:
 def surest_mistakes(base: Outputs, chosen: Tensor, limit: int) -> list[int]:
     """Return the examples among ``chosen`` whose answer the base model was surest of, at most one per true class.
 
+    >>> import torch
     >>> probs = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.3, 0.7]])
     >>> base = Outputs(probs, torch.ones(3, 2), torch.tensor([1, 0, 0]))
     >>> surest_mistakes(base, torch.tensor([True, True, True]), limit=8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dropmax.workbench.training.callbacks import Callback, MLflow, TensorBoard, WandB
-from dropmax.workbench.training.loop import Interrupted, fit, resume, train
+from dropmax.workbench.training.loop import Diverged, Interrupted, fit, resume, train
 from dropmax.workbench.training.rundir import RunDirectory
 from dropmax.workbench.training.session import Session
 from dropmax.workbench.training.source import load_data
@@ -11,6 +11,7 @@ from dropmax.workbench.training.trained import TrainedModel, build, load_model, 
 
 __all__ = [
     "Callback",
+    "Diverged",
     "Interrupted",
     "MLflow",
     "RunDirectory",

@@ -41,6 +41,14 @@ class Interrupted(RunError):
     """Training was stopped by the user; the message says how to go on."""
 
 
+class Diverged(RunError):
+    """Training met a number that is not finite; ``reason`` is the message without the place of the checkpoint."""
+
+    def __init__(self, reason: str, place: Path) -> None:
+        super().__init__(f"{reason}; the last checkpoint is kept in {place}")
+        self.reason = reason
+
+
 def train(
     recipe: Recipe,
     out: Path | str,
@@ -170,10 +178,10 @@ def fit(session: Session, run: RunDirectory, callbacks: Sequence[Callback] = (),
                 f"{run.path}{' --trust-network' * (':' in session.recipe.network['name'])}"
             ) from None
         except NotFinite as error:
-            raise RunError(
+            raise Diverged(
                 f"{error} (step {session.steps_done + 1}); try a lower learning rate than {options.learning_rate:g} "
-                "(--set training.learning_rate=...) or training.clip_norm=1.0; the last checkpoint is kept in "
-                f"{run.path}"
+                "(--set training.learning_rate=...) or training.clip_norm=1.0",
+                run.path,
             ) from None
         finally:
             watchers.end(final)
