@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from dropmax.checks import NotFinite, check_choice, check_count, check_positive, check_probability, check_weight
 from dropmax.classifier import Classifier
 from dropmax.errors import InvalidType, InvalidValue, MissingDependency, RunError
-from dropmax.heads import HEADS, MODES, make_head
+from dropmax.heads import MODES, find_head, make_head
 from dropmax.sklearn_rows import (
     Examples,
     blocks,
@@ -69,7 +69,7 @@ class DropMaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Args:
         hidden_layer_sizes: units of each hidden layer, relu after each; ``()`` makes a linear classifier.
-        head: a name in ``dropmax.HEADS``.
+        head: a name (:func:`dropmax.heads.find_head`).
         head_options: options of the head.
         network: in place of the perceptron, a function from the number of features to an ``nn.Module`` that maps
             ``(N, n_features)`` to feature vectors ``(N, d)``.
@@ -432,7 +432,7 @@ class DropMaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _check_parameters(self) -> None:
         """Refuse parameters that make no sense, when fitting: scikit-learn wants constructors that take anything."""
-        check_choice("head", self.head, tuple(HEADS))
+        find_head(self.head)
         for option in self.head_options or {}:
             if option in _RESERVED:
                 raise InvalidValue(f"head_options cannot set {option!r}{_RESERVED[option]}")

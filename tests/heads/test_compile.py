@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dropmax import HEADS, Head, make_head
+from dropmax.heads import FURTHER
 
 Call = Callable[[Tensor, Tensor], dict[str, Tensor]]
 
@@ -48,7 +49,7 @@ def check(head: Head, call: Call) -> None:
     torch.testing.assert_close(results[1], results[0])
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", [*HEADS, *FURTHER])
 def test_every_head_in_every_mode(name: str) -> None:
     head = make_head(name, 6, 5)
     check(head, everything(head))

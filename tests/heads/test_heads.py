@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 import dropmax
 from dropmax import HEADS, PAPER_OBJECTIVE, DropMax, make_head
+from dropmax.heads import FURTHER
 from dropmax.heads.masked import MaskedHead
 from tests import enumeration as naive
 
 F64 = torch.float64
-ALL = list(HEADS)
+ALL = [*HEADS, *FURTHER]
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in ALL),
     *((name, {"label_smoothing": 0.1}) for name in ALL),

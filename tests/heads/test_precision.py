@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from dropmax import HEADS, Head, make_head
+from dropmax.heads import FURTHER
 
-ALL = list(HEADS)
+ALL = [*HEADS, *FURTHER]
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from dropmax import HEADS, Head, make_head
+from dropmax.heads import FURTHER
 
-ALL = list(HEADS)
+ALL = [*HEADS, *FURTHER]
 
 
 @pytest.mark.parametrize("name", ALL)

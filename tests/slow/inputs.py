@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dropmax import PAPER_OBJECTIVE, make_head
-from dropmax.heads import ABLATIONS, HEADS, MODES, Head
+from dropmax.heads import ABLATIONS, FURTHER, HEADS, MODES, Head
 
 #: Masks of heads that draw several.
 SAMPLES = 3
@@ -54,7 +54,7 @@ class Subject(NamedTuple):
 def subjects() -> list[Subject]:
     """Return every head with its losses and modes."""
     found = []
-    for name in (*HEADS, *ABLATIONS):
+    for name in (*HEADS, *FURTHER, *ABLATIONS):
         found += [Subject(name, options, "loss") for options in ({}, {"label_smoothing": 0.1}, {"class_weight": True})]
         found += [Subject(name, {}, mode) for mode in MODES]
     return found + [Subject("dropmax", options, "loss") for options in DROPMAX_LOSSES]

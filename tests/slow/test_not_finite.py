@@ -13,12 +13,12 @@ from torch import Tensor
 
 from dropmax import exact, functional, make_head
 from dropmax.errors import DropMaxError
-from dropmax.heads import ABLATIONS, HEADS, MODES, Head
+from dropmax.heads import ABLATIONS, FURTHER, HEADS, MODES, Head
 from tests.slow.inputs import DROPMAX_LOSSES
 
 BAD = (math.nan, math.inf, -math.inf)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-OPTIONS: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in (*HEADS, *ABLATIONS)]
+OPTIONS: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in (*HEADS, *FURTHER, *ABLATIONS)]
 OPTIONS += [("dropmax", {k: v for k, v in options.items() if k != "class_weight"}) for options in DROPMAX_LOSSES]
 
 each_head = pytest.mark.parametrize(("name", "options"), OPTIONS, ids=str)

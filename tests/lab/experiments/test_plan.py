@@ -359,9 +359,10 @@ def test_what_a_study_may_not_name(tmp_path: Path, text: str, message: str) -> N
 def test_a_registered_head_is_a_row_and_all_means_the_papers_eight(monkeypatch: pytest.MonkeyPatch) -> None:
     from dropmax.heads import Softmax
 
-    monkeypatch.setitem(HEADS, "focal", Softmax)
-    assert [group.variant for group in plan_table(["mnist-1k"], heads=["focal", "softmax"]).groups] == [
+    monkeypatch.setitem(HEADS, "mine", Softmax)
+    assert [group.variant for group in plan_table(["mnist-1k"], heads=["mine", "focal", "softmax"]).groups] == [
         "softmax",
+        "mine",
         "focal",
     ]
     assert [group.variant for group in plan_table(["mnist-1k"]).groups] == list(ROWS)
