@@ -210,7 +210,7 @@ def main() -> None:
     threading.Thread(target=listen, daemon=True).start()
     import torch
 
-    from dropmax.workbench.training import Diverged, Interrupted
+    from dropmax.workbench.training import Interrupted
 
     torch.set_num_threads(1)
     commit_at_start()
