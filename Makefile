@@ -1,6 +1,6 @@
 # Every target sets up what it needs: `make demo` and `make test` work in a fresh clone with Python, pip and make.
 PYTHON ?= python3
-BIN := .venv/bin
+BIN := $(if $(filter Windows_NT,$(OS)),.venv/Scripts,.venv/bin)
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 # --no-compile: Python compiles what it imports; compiling all of 100 packages takes longer than the tests that need it.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
@@ -57,18 +57,18 @@ clean:
 	rm -rf .venv
 
 # A stamp is newer than what it was made from, so nothing is installed twice.
-.venv/bin/python:
+.venv/pyvenv.cfg:
 	@echo "Setting up .venv (once, about a minute) ..."
 	@$(PYTHON) -m venv .venv
 
-.venv/.demo: pyproject.toml constraints.txt | .venv/bin/python
+.venv/.demo: pyproject.toml constraints.txt | .venv/pyvenv.cfg
 	@$(PIP_INSTALL) -e '.[figures]'
 	@touch $@
 
-.venv/.test: pyproject.toml constraints.txt | .venv/bin/python
+.venv/.test: pyproject.toml constraints.txt | .venv/pyvenv.cfg
 	@$(PIP_INSTALL) -e '.[test]'
 	@touch .venv/.demo $@
 
-.venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
+.venv/.dev: pyproject.toml constraints.txt | .venv/pyvenv.cfg
 	@$(PIP_INSTALL) -e '.[dev]'
 	@touch .venv/.demo .venv/.test $@
