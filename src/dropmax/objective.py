@@ -195,7 +195,7 @@ def block(
         uncertainty = entropy(x.a, rho)
     if x.r is not None:
         aux, rising = _auxiliary(x.r - options.base_rate, x)
-    sums = RowSums(*likelihood, kl_less_entropy, uncertainty, aux)
+    sums = RowSums(*(*likelihood, kl_less_entropy, uncertainty, aux))
     if not gradients:
         return sums, Gradients()
 
@@ -266,10 +266,11 @@ def _likelihood(
 def _mask(b: Tensor, g: Tensor, noise: tuple[Tensor, ...], options: Options) -> Tensor:
     """Draw the masks z: Bernoulli(g), or relaxed ones where a gradient goes through them. The target's is 1."""
     hashed = len(noise) == 2
+    drawn = combine(noise[0], noise[1], b.dtype) if hashed else noise[0]
     if options.mask_gradient:
-        drawn = combine(*noise, b.dtype).logit_() if hashed else logistic(noise[0])
+        drawn = drawn.logit_() if hashed else logistic(drawn)
         return drawn.add_(b).mul_(1 / options.temperature).sigmoid_()
-    return _above(g, combine(*noise, b.dtype) if hashed else noise[0])
+    return _above(g, drawn)
 
 
 def entropy(a: Tensor, rho: Tensor) -> Tensor:
@@ -363,7 +364,8 @@ def _log_product(factors: Tensor) -> Tensor:
     rest = factors[..., whole:].prod(-1).log()
     if not whole:
         return rest
-    return factors[..., :whole].unflatten(-1, (-1, _FACTORS)).prod(-1).log().sum(-1) + rest
+    groups = factors[..., :whole].reshape(*factors.shape[:-1], whole // _FACTORS, _FACTORS)
+    return groups.prod(-1).log().sum(-1) + rest
 
 
 def _weighted(x: Tensor, weight: float, row_weight: Tensor | None) -> Tensor:

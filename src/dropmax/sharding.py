@@ -42,8 +42,9 @@ def shard(head: _Head, mesh: Any) -> _Head:
     owners: list[tuple[nn.Module, str]] = []
     for name in head.maps.values():
         module = getattr(head, name)
-        owner, attribute = (module, "up") if isinstance(module, LowRankLinear) else (head, name)
-        linear = getattr(owner, attribute)
+        low_rank = isinstance(module, LowRankLinear)
+        owner, attribute = (module, "up") if low_rank else (head, name)
+        linear = module.up if low_rank else module
         if type(linear) is not nn.Linear:
             raise InvalidValue(f"{name} is a {type(linear).__name__}: a head is sharded once, and before it is changed")
         owners.append((owner, attribute))

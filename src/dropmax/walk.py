@@ -91,6 +91,11 @@ class Maps(NamedTuple):
         """Return the inputs of o, a and r, and those that learn from the a inside b."""
         return self.o_inputs, self.a_inputs, self.r_inputs, self.b_inputs
 
+    def parameters(self, i: int) -> tuple[Tensor, Tensor]:
+        """Return weight and bias of the map of o, a or r; of b they are those of a."""
+        pairs = (self.o_weight, self.o_bias), (self.a_weight, self.a_bias), (self.r_weight, self.r_bias)
+        return pairs[1 if i == 3 else i]
+
 
 class Rows(NamedTuple):
     """What the objective needs beside logits.
@@ -126,13 +131,16 @@ class Plan(NamedTuple):
     all_classes: int = 0  # how many there are on all ranks
     shared: Sequence[int] = (0, 1, 2, 3)  # for the inputs of o, a, r, b: the first of them that is the same tensor
 
-    def inputs(self, maps: Maps, i: int) -> Tensor | None:
-        """Return the inputs of o, a or r, or those that learn from the a inside b, if any."""
-        return maps.inputs()[self.shared[i]]
+    def inputs(self, maps: Maps, i: int) -> Tensor:
+        """Return the inputs of o, a or r, or those that learn from the a inside b."""
+        found = maps.inputs()[self.shared[i]]
+        if found is None:
+            raise ValueError(f"map {i} has no inputs")
+        return found
 
     def planes(self, maps: Maps) -> int:
-        """Return how many kinds of logits have a gradient."""
-        return 3 if self.inputs(maps, 3) is None else 4
+        """Return how many kinds of logits have a gradient: o, a, r and, if somebody learns from it, b."""
+        return 3 if maps.inputs()[self.shared[3]] is None else 4
 
 
 def choose_block(num_rows: int, num_classes: int) -> int:
@@ -177,8 +185,8 @@ def losses(
     # A compiler refuses the same tensor twice, and its gradient is added up here in one place.
     inputs = maps.inputs()
     shared = tuple(next(j for j in range(4) if inputs[j] is inputs[i]) for i in range(4))
-    fields = ("o_inputs", "a_inputs", "r_inputs", "b_inputs")
-    maps = maps._replace(**{fields[i]: None for i in range(4) if shared[i] != i})
+    a_inputs, r_inputs, b_inputs = (inputs[i] if shared[i] == i else None for i in (1, 2, 3))
+    maps = maps._replace(a_inputs=a_inputs, r_inputs=r_inputs, b_inputs=b_inputs)
     plan = Plan(block_size, gradients, keep, _always_compiled, first_class, all_classes or num_classes, shared)
     arguments = (*maps, *rows, options, plan, _product_dtype(maps), group)
     if not _autocasts(maps.o_inputs):
@@ -339,18 +347,15 @@ def _logits_of(
     at: list[Tensor | None] = [*places[:3]] if places else [None] * 3
     if plan.block >= len(maps.o_weight):
         at[1] = None
-    logits = [
-        _linear(plan.inputs(maps, i), *maps[3 * i + 1 : 3 * i + 3], here, dtype, at[i])  # type: ignore[arg-type]
-        for i in range(3)
-    ]
-    return _block(*logits, rows, here, plan, drawn), Gradients(*places)
+    o, a, r = (_linear(plan.inputs(maps, i), maps.parameters(i), here, dtype, at[i]) for i in range(3))
+    return _block(o, a, r, rows, here, plan, drawn), Gradients(*places)
 
 
 def _linear(
-    inputs: Tensor, weight: Tensor, bias: Tensor, here: slice, dtype: torch.dtype, out: Tensor | None
+    inputs: Tensor, parameters: tuple[Tensor, Tensor], here: slice, dtype: torch.dtype, out: Tensor | None
 ) -> Tensor:
     """Return ``inputs @ weight.T + bias`` for some classes: computed in ``dtype``, returned in float32 at least."""
-    weight, bias = weight[here].to(dtype), bias[here].to(dtype)
+    weight, bias = (x[here].to(dtype) for x in parameters)
     if out is not None and out.dtype != dtype:
         return out.copy_(torch.addmm(bias, inputs.to(dtype), weight.t()))
     return torch.addmm(bias, inputs.to(dtype), weight.t(), out=out).to(_wide(dtype))
@@ -402,12 +407,9 @@ def _in_groups(
     parts = []
     for start in range(0, num_rows, size):
         here = slice(start, start + size)
-        some = Block(
-            *(None if y is None else y[here] for y in x[:5]),  # type: ignore[arg-type]
-            noise=(x.noise[0][..., here, :], *x.noise[1:]) if x.noise else (),
-            class_weight=x.class_weight,
-            row_weight=None if x.row_weight is None else x.row_weight[here],
-        )
+        o, r, inside, row_weight = (None if y is None else y[here] for y in (x.o, x.r, x.inside, x.row_weight))
+        noise = (x.noise[0][..., here, :], *x.noise[1:]) if x.noise else ()
+        some = Block(o, x.a[here], r, x.column[here], inside, noise, x.class_weight, row_weight)
         some_known = None if known is None else Known(*(y[..., here] for y in known))
         some_out = Gradients(*(None if y is None else y[here] for y in out))
         parts.append(block(some, options, known=some_known, gradients=gradients, out=some_out)[0])
@@ -472,7 +474,11 @@ def backward_walk(
     num_rows, num_classes = len(maps.o_inputs), len(maps.o_weight)
     drawn = () if plan.keep else _drawn(rows.noise, num_rows, num_classes, options, plan)
     places = [] if plan.keep else _planes(maps, min(plan.block, num_classes), plan, dtype)
-    scaled = [x if x is None else (x * weight.unsqueeze(-1)).to(dtype) for x in maps.inputs()]
+    scaled = {
+        i: (x * weight.unsqueeze(-1)).to(dtype)
+        for i, x in enumerate(maps.inputs())
+        if x is not None and i in plan.shared[:3]
+    }
     found: list[Tensor | None] = [None] * 10
     for here in _walk(num_classes, plan):
         if plan.keep:
@@ -486,11 +492,11 @@ def backward_walk(
         for i, gradient in enumerate(gradients):
             narrow, first = gradient.to(dtype), plan.shared[i]
             if i < 3 and needed[3 * i + 1]:
-                found[3 * i + 1] = _product_at(found[3 * i + 1], here, narrow.t(), scaled[first], maps[3 * i + 1])
+                found[3 * i + 1] = _product_at(found[3 * i + 1], here, narrow.t(), scaled[first], maps.parameters(i)[0])
             if i < 3 and needed[3 * i + 2]:
-                found[3 * i + 2] = _product_at(found[3 * i + 2], here, gradient.t(), weight, maps[3 * i + 2])
+                found[3 * i + 2] = _product_at(found[3 * i + 2], here, gradient.t(), weight, maps.parameters(i)[1])
             if needed[3 * first]:
-                matrix = maps[4 if i == 3 else 3 * i + 1][here].to(dtype)  # type: ignore[index]
+                matrix = maps.parameters(i)[0][here].to(dtype)
                 so_far, more = found[3 * first], torch.mm(narrow, matrix)
                 found[3 * first] = more.to(_wide(dtype)) if so_far is None else so_far + more
     for i, inputs in enumerate(maps.inputs()):
@@ -499,10 +505,8 @@ def backward_walk(
     return found
 
 
-def _product_at(whole: Tensor | None, here: slice, x: Tensor, y: Tensor, like: Tensor | None) -> Tensor:
+def _product_at(whole: Tensor | None, here: slice, x: Tensor, y: Tensor, like: Tensor) -> Tensor:
     """Put ``x @ y`` into some rows of ``whole``, a gradient like the parameter; where that is all rows, return it."""
-    if like is None:
-        raise ValueError("there is no parameter")
     if here == slice(0, len(like)):
         return torch.matmul(x, y).to(like.dtype)
     whole = torch.empty_like(like) if whole is None else whole
@@ -520,12 +524,10 @@ def _by_autograd(
 
 
 def _plain_totals_of_maps(maps: Maps, rows: Rows, options: Options, plan: Plan) -> Tensor:
-    x_o, x_a, x_r, x_b = (plan.inputs(maps, i) for i in range(4))
-    if x_o is None or x_a is None or x_r is None:
-        raise ValueError("a map has no inputs")
-    o, a = F.linear(x_o, maps.o_weight, maps.o_bias), F.linear(x_a, maps.a_weight, maps.a_bias)
-    r = F.linear(x_r, maps.r_weight, maps.r_bias)
-    stopped = a.detach() if x_b is None else F.linear(x_b, maps.a_weight.detach(), maps.a_bias.detach())
+    o, a, r = (F.linear(plan.inputs(maps, i), *maps.parameters(i)) for i in range(3))
+    stopped = a.detach()
+    if plan.planes(maps) == 4:
+        stopped = F.linear(plan.inputs(maps, 3), *(x.detach() for x in maps.parameters(3)))
     return _plain_totals(o, a, stopped, r, rows, options)
 
 

@@ -18,7 +18,7 @@ from dropmax.heads.base import keep_target
 from dropmax.heads.loss import RowLosses
 from dropmax.heads.masked import MaskedHead
 from dropmax.heads.options import SharedOptions
-from dropmax.linear import last_map
+from dropmax.linear import LowRankLinear, last_map
 from dropmax.objective import LEAST_EPSILON, Options, plain_terms
 from dropmax.walk import Maps, choose_block, losses, losses_of_logits
 
@@ -90,7 +90,7 @@ class DropMax(MaskedHead):
     maps: ClassVar[dict[str, str]] = {"psi": "classifier", "theta": "retain", "phi": "correction"}
     fused = True
 
-    correction: nn.Linear
+    correction: nn.Linear | LowRankLinear
 
     def __init__(
         self,
@@ -239,14 +239,15 @@ class DropMax(MaskedHead):
 
     def _last_maps(self, rows: Tensor) -> Maps | None:
         """Return the last linear maps of o, a and r; None where one of them is not just that."""
-        found = [last_map(getattr(self, name), rows) for name in self.maps.values()]
-        if any(x is None for x in found):
+        o, a, r = (last_map(getattr(self, name), rows) for name in self.maps.values())
+        if o is None or a is None or r is None:
             return None
-        flat = [y for inputs, linear in found for y in (inputs, linear.weight, linear.bias)]  # type: ignore[misc]
         b_inputs = None
         if self.stop_gradient == "parameters":
-            b_inputs = F.linear(rows, self.retain.down.weight.detach()) if self.rank else rows
-        return Maps(*flat, b_inputs)
+            b_inputs = rows
+            if isinstance(self.retain, LowRankLinear):
+                b_inputs = F.linear(rows, self.retain.down.weight.detach())
+        return Maps(*_tensors(o), *_tensors(a), *_tensors(r), b_inputs)
 
     def _block_size(self, rows: Tensor) -> int:
         """Return how many classes to compute at a time."""
@@ -265,3 +266,8 @@ class DropMax(MaskedHead):
         if not self.fused or len(self.maps) != 3:
             return f"the loss of {self.name!r} has no blocked form"
         return ""
+
+
+def _tensors(found: tuple[Tensor, nn.Linear]) -> tuple[Tensor, Tensor, Tensor]:
+    inputs, linear = found
+    return inputs, linear.weight, linear.bias

@@ -15,6 +15,7 @@ from dropmax.functional import _from_highest, _wide, mean_logits
 from dropmax.heads.base import Head
 from dropmax.heads.loss import RowLosses
 from dropmax.heads.options import SharedOptions
+from dropmax.linear import LowRankLinear
 from dropmax.objective import LEAST_EPSILON, Options, entropy
 from dropmax.topk import BLOCK_NUMBERS, row_blocks
 from dropmax.walk import RowResults, Rows
@@ -39,7 +40,7 @@ class MaskedHead(Head):
     masked = True
     class_weighted = frozenset({"cross_entropy"})
 
-    retain: nn.Linear
+    retain: nn.Linear | LowRankLinear
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
@@ -19,7 +19,7 @@ class SharedOptions(TypedDict, total=False):
     """The options every head takes, see :class:`Head`.
 
     >>> sorted(SharedOptions.__annotations__)
-    ['class_weight', 'device', 'dtype', 'ignore_index', 'label_smoothing', 'ranks']
+    ['class_weight', 'device', 'dtype', 'ignore_index', 'label_smoothing']
     """
 
     label_smoothing: float
@@ -27,7 +27,6 @@ class SharedOptions(TypedDict, total=False):
     ignore_index: int
     device: torch.device | str | None
     dtype: torch.dtype | None
-    ranks: Mapping[str, int | None] | None  # of the maps, by parameter group; set by subclasses, not by users
 
 
 def option_defaults(head: type[Head]) -> dict[str, Any]:
