@@ -28,8 +28,8 @@ class PackedHead(nn.Module):
 
     In training mode ``(..., d)`` features give ``(..., 3 K)`` for DropMax: class logits, retain logits and corrections
     side by side (a fourth K with ``stop_gradient="parameters"``; 2 K for heads with two maps, K for softmax). A head of
-    one map that draws random classes gives K + 1, the last a zero, so that its two modes can be told apart. In
-    evaluation mode it gives the K logits of ``head(features)``.
+    one map that draws random classes, or predicts with other logits than it is trained with, gives K + 1, the last a
+    zero, so that its two modes can be told apart. In evaluation mode it gives the K logits of ``head(features)``.
 
     Args:
         head: the head to wrap, ``dropmax.DropMax(512, 10)`` or any other. It is the attribute ``head``:
@@ -72,9 +72,9 @@ class DropMaxLoss(nn.Module):
 
     Given the output of training mode it equals ``head.loss(features, y).total``, gradients included. Given the K
     logits of evaluation mode it is their cross entropy, as ``nn.CrossEntropyLoss`` with the head's ``class_weight``,
-    ``label_smoothing`` and ``ignore_index`` (for sparsemax, whose probabilities may be zero, the sparsemax loss). The
-    width of the tensor says which. It has no parameters, and shares the options of the head: setting
-    ``packed.head.temperature`` between two epochs is enough.
+    ``label_smoothing`` and ``ignore_index``. The width of the tensor says which; where both have K columns, as with
+    softmax, sparsemax and focal, it is the head's own loss of them. It has no parameters, and shares the options of the
+    head: setting ``packed.head.temperature`` between two epochs is enough.
 
     Classes are the last dimension: for tokens ``(N, T, ...)`` and labels ``(N, T)``, not torch's ``(N, C, T)``.
 
@@ -131,7 +131,9 @@ class DropMaxLoss(nn.Module):
         labels, counts = head.check_labels(target, output.shape[:-1])
         rows = output.reshape(-1, output.shape[-1])
         if packed:
-            losses = head.row_losses_of(_split(head, rows), labels, head.check_noise(noise, rows, output.shape[:-1]))
+            logits = _split(head, rows)
+            losses = head.row_losses_of(logits, labels, head.check_noise(noise, rows, output.shape[:-1]))
+            head.update(logits, labels, counts)
         else:
             losses = _cross_entropies(head, rows, labels)
         return head.reduce(losses, labels, counts, reduction, target.shape)
@@ -233,7 +235,7 @@ def _cross_entropies(head: Head, logits: Tensor, target: Tensor) -> RowLosses:
 
 def _is_marked(head: Head) -> bool:
     """Say whether training differs from prediction while both have K logits: then a column of zeros marks training."""
-    return len(_packed_names(head)) == 1 and head.noise_shape(1) is not None
+    return len(_packed_names(head)) == 1 and (head.noise_shape(1) is not None or head.transforms)
 
 
 def _packed_width(head: Head) -> int:

@@ -248,10 +248,14 @@ def test_probabilities_sum_to_one_and_follow_a_permutation_of_the_classes(seed: 
     torch.testing.assert_close(other.retain_probs(features), head.retain_probs(features)[:, permutation])
 
 
-@given(seed=st.integers(0, 10**6), shift=st.floats(-50, 50), name=st.sampled_from(ALL))
+@given(
+    seed=st.integers(0, 10**6),
+    shift=st.floats(-50, 50),
+    name=st.sampled_from([name for name in ALL if name != "sigsoftmax"]),  # whose sigmoid sees the logits themselves
+)
 def test_adding_a_constant_to_the_class_logits_changes_nothing(seed: int, shift: float, name: str) -> None:
     torch.manual_seed(seed)
-    head = make_head(name, 6, 7, dtype=F64)
+    head = make_head(name, 6, 7, dtype=F64).eval()
     features, target = batch(k=7)
     noise = torch.rand(4, 7, dtype=F64)
     before = head.loss(features, target, noise=noise).total, head.predict_proba(features)
@@ -296,7 +300,7 @@ def test_softmax_is_torchs_cross_entropy_loss(options: dict[str, Any], reduction
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS)
 def test_reductions_ignored_rows_and_extra_dimensions_agree(name: str, options: dict[str, Any]) -> None:
-    head = make_head(name, 6, 5, dtype=F64, **options)
+    head = make_head(name, 6, 5, dtype=F64, **options).eval()  # a head with state would change between two calls
     samples = (options["samples"],) if "samples" in options else ()
     features, target = torch.randn(2, 3, 6, dtype=F64), torch.randint(5, (2, 3))
     target[1, 2] = -100

@@ -31,6 +31,8 @@ def extreme_head(name: str, num_classes: int, dtype: torch.dtype) -> tuple[Head,
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ALL)
 def test_extreme_logits_give_a_finite_loss_and_gradient(name: str, dtype: torch.dtype, num_classes: int) -> None:
+    if name == "online-label-smoothing":
+        num_classes = min(num_classes, 1000)  # it keeps a soft label per class
     head, features, target = extreme_head(name, num_classes, dtype)
     features.requires_grad_()
     loss = head.loss(features, target)

@@ -12,9 +12,11 @@ from dropmax.heads.dropmax import PAPER_OBJECTIVE, DropMax
 from dropmax.heads.dropmax_qp import DropMaxQP
 from dropmax.heads.focal import Focal
 from dropmax.heads.label_posterior import DropMaxLabelPosterior
+from dropmax.heads.online_label_smoothing import OnlineLabelSmoothing
 from dropmax.heads.options import option_names, unknown_option
 from dropmax.heads.random_dropmax import RandomDropMax
 from dropmax.heads.sampled_softmax import SampledSoftmax
+from dropmax.heads.sigsoftmax import SigSoftmax
 from dropmax.heads.softmax import Softmax
 from dropmax.heads.sparsemax import Sparsemax
 from dropmax.heads.theta_prior import DropMaxThetaPrior
@@ -36,8 +38,10 @@ __all__ = [
     "Focal",
     "Head",
     "Loss",
+    "OnlineLabelSmoothing",
     "RandomDropMax",
     "SampledSoftmax",
+    "SigSoftmax",
     "Softmax",
     "Sparsemax",
     "find_head",
@@ -60,7 +64,7 @@ HEADS: dict[str, type[Head]] = {
 }
 
 #: Further baselines, by name: rows of a table when asked for.
-FURTHER: dict[str, type[Head]] = {head.name: head for head in (Focal,)}
+FURTHER: dict[str, type[Head]] = {head.name: head for head in (Focal, SigSoftmax, OnlineLabelSmoothing)}
 
 #: Heads for ablations, by name: :func:`make_head` makes them too, but they are no rows of the table.
 ABLATIONS: dict[str, type[Head]] = {

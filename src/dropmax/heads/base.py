@@ -18,6 +18,7 @@ from dropmax.checks import (
     check_probability,
     check_target,
     is_exporting,
+    is_transformed,
 )
 from dropmax.errors import InvalidType, InvalidValue
 from dropmax.functional import _wide, cross_entropy
@@ -62,7 +63,8 @@ class Head(nn.Module):
 
     Where the mean prediction is not ``softmax(logits["classifier"])``, it overrides :meth:`prediction_logits` or
     :meth:`probabilities`; where the loss is not the plain sum of its terms, :meth:`term_weights`; where it needs noise,
-    :meth:`noise_shape`. The attributes below say what a head can do.
+    :meth:`noise_shape`; where it keeps an average or a count, :meth:`observe`. The attributes below say what a head can
+    do.
     """
 
     #: The name in :data:`dropmax.HEADS`.
@@ -89,6 +91,13 @@ class Head(nn.Module):
     #: them says so itself if that is still true.
     fused: ClassVar[bool] = False
 
+    #: :meth:`observe` is called. A class that overrides it need not say so.
+    stateful: ClassVar[bool] = False
+
+    #: :meth:`prediction_logits` are not the logits of :attr:`classifier` themselves. A class that overrides it need not
+    #: say so.
+    transforms: ClassVar[bool] = False
+
     #: Masks are drawn when predicting: the modes "mc" and "exact" differ from "mean".
     masked: bool = False
 
@@ -105,6 +114,8 @@ class Head(nn.Module):
             cls.packable = False
         if ("terms" in own or "logits" in own) and "fused" not in own:
             cls.fused = False
+        cls.stateful = cls.stateful or "observe" in own
+        cls.transforms = cls.transforms or "prediction_logits" in own
 
     def __init__(
         self,
@@ -180,7 +191,16 @@ class Head(nn.Module):
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """Return what :meth:`predict_proba` returns, from the logits of the maps in :attr:`predicts_with`."""
-        return _wide(self.prediction_logits(logits)).softmax(-1)
+        return self.prediction_logits({name: _wide(x) for name, x in logits.items()}).softmax(-1)
+
+    def observe(self, logits: Mapping[str, Tensor], target: Tensor, counts: Tensor) -> None:
+        """Update buffers of the head from a batch: called in training mode, after the loss and without a gradient.
+
+        Args:
+            logits: what :meth:`logits` returned, each ``(N, K)``.
+            target: ``(N,)`` class indices.
+            counts: ``(N,)``, False for the rows of ``ignore_index``.
+        """
 
     # --- what a user calls ---------------------------------------------------------------------------------------
 
@@ -202,8 +222,20 @@ class Head(nn.Module):
         check_features(features, self.in_features)
         labels, counts = self.check_labels(target, features.shape[:-1])
         rows = features.reshape(-1, self.in_features)
-        losses = self.row_losses(rows, labels, self.check_noise(noise, rows, features.shape[:-1]))
+        noise = self.check_noise(noise, rows, features.shape[:-1])
+        if self.stateful:
+            logits = self.logits(rows)
+            losses = self.row_losses_of(logits, labels, noise)
+            self.update(logits, labels, counts)
+        else:
+            losses = self.row_losses(rows, labels, noise)
         return self.reduce(losses, labels, counts, reduction, target.shape)
+
+    def update(self, logits: Mapping[str, Tensor], target: Tensor, counts: Tensor) -> None:
+        """Call :meth:`observe` where a loss should: in training mode, and not inside torch.func or torch.export."""
+        if self.stateful and self.training and not is_transformed(logits["classifier"]):
+            with torch.no_grad():
+                self.observe(logits, target, counts)
 
     def row_losses(self, rows: Tensor, target: Tensor, noise: Tensor | None) -> RowLosses:
         """Return the loss of each of N rows of features; noise that is None is drawn."""

@@ -35,6 +35,7 @@ OWN_OPTIONS: dict[str, tuple[str, tuple[float, ...]]] = {
     "random-dropmax": ("head.retain", (0.2, 0.4, 0.6)),
     "dropmax-qp": ("head.gamma", (1.0, 0.1, 0.01)),
     "focal": ("head.gamma", (1.0, 2.0, 5.0)),
+    "online-label-smoothing": ("head.soft_weight", (0.25, 0.5, 0.75)),
 }
 
 #: ``"paper"`` is the paper's search and no more; ``"wide"`` gives every head the same number of points.
