@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from dropmax.errors import DropMaxError
-from dropmax.lab.experiments import Plan, RunRecord, Store, plan_study, plan_table, reproduce
+from dropmax.lab.experiments import Job, Plan, RunRecord, Store, plan_study, plan_table, reproduce
+from dropmax.lab.experiments.columns import resolve
 from dropmax.lab.experiments.estimate import estimate_seconds
 from dropmax.lab.experiments.progress import Progress
 from dropmax.lab.experiments.schedule import Schedule
@@ -105,8 +106,31 @@ def test_the_scaled_metrics_are_those_of_a_temperature_fitted_on_the_held_out_ro
                 value, rel=1e-4, abs=1e-3 if name == "ece" else 1e-5
             )
         assert run.test[mode]["error_scaled"] == run.test[mode]["error"]
+        # The smallest sets by probability whose threshold 49 of 50 held-out rows reach: ceil(51 * 0.95) of them.
+        true = held_out.probs.gather(1, held_out.labels[:, None])[:, 0]
+        sets = test.probs >= true.sort(descending=True).values[48] - 1e-7
+        assert run.test[mode]["set_size"] == pytest.approx(float(sets.sum(1).double().mean()), abs=1e-3)
+        assert run.test[mode]["set_coverage"] == pytest.approx(
+            float(sets.gather(1, test.labels[:, None]).double().mean()), abs=1e-3
+        )
     assert torch.isfinite(torch.tensor(list(run.temperature.values()))).all()
     assert not any(name.endswith("_scaled") for name in run.validation["mean"]), "fitted there, so not measured there"
+
+
+def test_rows_of_no_class_are_measured_and_never_trained_on(tmp_path: Path) -> None:
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    y = np.r_[np.arange(120) % 3, np.full(30, -1)]
+    x = rng.normal(size=(150, 4)) + 6 * np.eye(4)[np.where(y < 0, 3, y)]  # class k along axis k, the others along 3
+    split = np.array(["train"] * 60 + ["validation"] * 30 + ["test"] * 30 + ["outside"] * 30)
+    np.savez(tmp_path / "rows.npz", x=x, y=y, split=split)
+    overrides = {"training.epochs": 30, "training.weight_decay": 0.0, "head.name": "softmax"}
+    recipe = resolve(str(tmp_path / "rows.npz"), None)[1].override(overrides)
+    job = Job("runs", "rows", "default", "softmax", recipe)
+    run = run_job(job, tmp_path / "run")
+    assert run.examples == {"train": 60, "validation": 30, "test": 30}
+    assert run.test["mean"]["outside_auroc"] > 0.9
 
 
 def test_a_run_that_diverges_is_a_result_with_a_reason(tmp_path: Path) -> None:

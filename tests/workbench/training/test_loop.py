@@ -22,6 +22,7 @@ from dropmax.workbench.evaluation import predict
 from dropmax.workbench.recipes import Recipe, load_recipe
 from dropmax.workbench.training import RunDirectory, load_data, load_model, resume, train
 from dropmax.workbench.training import optimizer as optimizer_
+from tests.close import close
 
 FILES = ("metrics.jsonl", "model.safetensors", "recipe.toml")
 
@@ -195,6 +196,7 @@ def test_a_loss_that_is_no_longer_finite_is_named_and_the_last_good_state_kept(t
         {"training__clip_norm": 1.0, "training__channels_last": False},
         {"training__precision": "bfloat16"},
         {"head__name": "sampled-softmax", "network__name": "tutorial-cnn"},
+        {"training__mixup": 0.4},
     ],
 )
 def test_every_option_trains_and_resumes_to_the_same_bytes(overrides: dict[str, Any], tmp_path: Path) -> None:
@@ -205,6 +207,23 @@ def test_every_option_trains_and_resumes_to_the_same_bytes(overrides: dict[str, 
     (partial.path / "checkpoint-000001.pt").write_bytes((whole.path / "checkpoint-000001.pt").read_bytes())
     resume(partial.path, quiet=True)
     assert contents(partial.path) == contents(whole.path)
+
+
+def test_mixed_rows_have_the_cross_entropy_of_mixed_labels() -> None:
+    from dropmax.workbench.training.session import Session
+
+    recipe = small(head__name="softmax", training__mixup=0.5, data__train_size=20)
+    session = Session(recipe, load_data(recipe), device="cpu")
+    x, y = next(session.remaining_batches())
+    torch.manual_seed(3)
+    loss, _ = session.loss(x, y)
+    torch.manual_seed(3)
+    weight = float(torch.distributions.Beta(0.5, 0.5).sample())
+    order = torch.randperm(len(y))
+    labels = weight * torch.eye(10)[y] + (1 - weight) * torch.eye(10)[y[order]]
+    expected = torch.nn.functional.cross_entropy(session.model(weight * x + (1 - weight) * x[order]), labels)
+    close(loss.total, expected)
+    close(loss.terms["cross_entropy"], expected)
 
 
 @pytest.mark.inductor

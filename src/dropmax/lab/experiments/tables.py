@@ -38,7 +38,7 @@ def _metrics() -> dict[str, Metric]:
         f"{name}_scaled": replace(metric, title=f"{metric.title}, with a fitted temperature")
         for name, metric in plain.items()
     }
-    return plain | scaled
+    return plain | scaled | {"set_size": Metric("mean size of test prediction sets of 95 %", 1.0, 2)}
 
 
 #: Every metric a table can be made of. Those that end in ``_scaled`` are measured after fitting one temperature on the

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import filelock
 
@@ -27,6 +27,11 @@ from dropmax.lab.experiments.plan import Job
 from dropmax.lab.experiments.records import RunRecord
 from dropmax.workbench.data.functions import import_data, is_function
 from dropmax.workbench.files import CannotWrite
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Answers = tuple[Tensor, Tensor]  # probabilities and labels
 
 __all__ = ["failure", "run_job"]
 
@@ -48,7 +53,8 @@ def run_job(
     """Train a job in the directory ``work``, going on where a killed attempt stopped, and return its result.
 
     A tuning job is measured on the validation set only. A run is measured on the test set twice: as predicted, and
-    (``nll_scaled``, ...) with a temperature that was fitted on the validation set, one per prediction mode. A run that
+    (``nll_scaled``, ...) with a temperature that was fitted on the validation set, one per prediction mode. Its
+    ``set_size`` is that of prediction sets of 95 %, calibrated on the validation set. A run that
     diverges gives a result with status ``failed``.
     Wrong data or a wrong recipe is not a property of the run, and raises.
 
@@ -193,7 +199,23 @@ def _measure(
             scaled = metrics.evaluate(apply_temperature(probs, temperature, from_probs=True), labels)
             found["test"][mode] |= {f"{name}_scaled": value for name, value in scaled.items()}
             found["temperature"][mode] = temperature
+            found["test"][mode] |= _set_size(answers["validation"], answers["test"])
+        if job.kind == "runs" and data.outside is not None:
+            outside = trained.answer(data.outside, mode=mode, samples=SAMPLES, generator=generator).probs
+            doubt = [1 - p.max(-1).values for p in (answers["test"][0], outside.cpu())]
+            found["test"][mode]["outside_auroc"] = metrics.auroc(*doubt)
     return found
+
+
+def _set_size(held_out: Answers, test: Answers) -> dict[str, float]:
+    """Return the mean size of sets that are to hold the true class of 95 % of the rows, and how many they do hold."""
+    from dropmax.sets import PredictionSets, rows_needed
+
+    if len(held_out[1]) < rows_needed(0.95):
+        return {}
+    sets = PredictionSets(0.95).fit(*held_out).predict(test[0])
+    covered = sets.gather(1, test[1][:, None]).double().mean()
+    return {"set_size": float(sets.sum(1).double().mean()), "set_coverage": float(covered)}
 
 
 def main() -> None:

@@ -101,6 +101,7 @@ class Dataset:
         columns: for tables with a header, the names of the features.
         held_out: which rows were set aside for testing and validation, where the publisher has not decided.
         origin: for features of a pretrained network, its description as JSON.
+        outside: inputs that belong to no class, where the file has some; never trained on.
 
     >>> from dropmax.workbench.data import load
     >>> digits = load("mnist-1k")
@@ -121,6 +122,7 @@ class Dataset:
     columns: tuple[str, ...] = ()
     origin: str = ""
     held_out: tuple[HeldOut, ...] = ()
+    outside: torch.Tensor | None = None
 
     @property
     def num_classes(self) -> int:

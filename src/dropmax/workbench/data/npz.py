@@ -26,7 +26,8 @@ def read_npz(path: Path) -> Parts:
     Capital letters are as good as small ones. Inputs are uint8 images (N, H, W), (N, H, W, C) or (N, C, H, W) with
     one or three channels, or numbers (N, D). Labels are whole numbers or strings. An optional array ``classes`` of
     strings names the whole-number labels 0, 1, ... Beside ``x, y`` there may be what ``dropmax embed`` writes:
-    ``split`` (train, validation or test for each row), ``names`` (of the rows), ``text``, and ``backbone``.
+    ``split`` (train, validation or test for each row; outside for rows of no class), ``names`` (of the rows), ``text``,
+    and ``backbone``.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "mine.npz")
@@ -74,7 +75,14 @@ def read_npz(path: Path) -> Parts:
 
 
 #: How people spell the three parts.
-_SPLITS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
+_SPLITS = {
+    "train": "train",
+    "val": "validation",
+    "valid": "validation",
+    "validation": "validation",
+    "test": "test",
+    "outside": "outside",
+}
 
 
 def _by_split(path: Path, arrays: dict[str, NDArray[Any]], inputs: NDArray[Any], labels: NDArray[Any]) -> Parts:
@@ -84,6 +92,7 @@ def _by_split(path: Path, arrays: dict[str, NDArray[Any]], inputs: NDArray[Any],
         raise DataError(f"{path}: split must be one of train, validation and test for each of the {len(inputs):,} rows")
     part_of = np.array([_SPLITS.get(name.lower(), "") for name in split.tolist()])
     rows = {part: np.flatnonzero(part_of == part) for part in ("train", "validation", "test")}
+    outside = inputs[part_of == "outside"]
     if not len(rows["train"]):
         raise DataError(f"{path}: no row of its array split is 'train'; it holds {spell(sorted(set(split.tolist())))}")
     used = {part: index for part, index in rows.items() if len(index)}
@@ -94,7 +103,7 @@ def _by_split(path: Path, arrays: dict[str, NDArray[Any]], inputs: NDArray[Any],
     return Parts(
         train=parts["train"], validation=parts.get("validation"), test=parts.get("test"), classes=classes,
         notes=(left_out,) if others else (), origin=_origin(path, arrays),
-        names=_row_names(path, arrays, rows["train"]),
+        names=_row_names(path, arrays, rows["train"]), outside=outside if len(outside) else None,
     )  # fmt: skip
 
 

@@ -67,6 +67,7 @@ class Parts:
     columns: tuple[str, ...] = ()  #: names of the features, for tables with a header
     names: Mapping[str, Sequence[str]] | None = None  #: of the rows of "train": files, or identifiers
     origin: str = ""  #: the backbone the features came from, see :class:`dropmax.workbench.backbones.Origin`
+    outside: NDArray[Any] | None = None  #: inputs that belong to no class
 
 
 def assemble(
@@ -125,6 +126,7 @@ def assemble(
         columns=parts.columns,
         origin=parts.origin,
         held_out=tuple(held_out),
+        outside=None if parts.outside is None else torch.from_numpy(parts.outside),
     )
 
 

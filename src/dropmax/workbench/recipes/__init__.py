@@ -81,6 +81,7 @@ class TrainingOptions:
     weight_decay: float = 0.0
     decay_exempt: tuple[str, ...] = ("theta",)  #: parameter groups of the head without weight decay
     decay_biases: bool = True  #: whether weight decay is also of biases and batch norms
+    mixup: float = 0.0  #: both parameters of the Beta distribution that mixes pairs of inputs; 0 mixes none
     head_init: str = "default"  #: weights the head starts from: "default", "glorot" or "truncated-normal"
     clip_norm: float = 0.0  #: largest norm of the gradient; 0 means no clipping
     precision: str = "float32"  #: "float32", or autocast to "bfloat16" or "float16"
@@ -393,6 +394,7 @@ def _check(recipe: Recipe, source: str) -> None:
         ("training.weight_decay", training.weight_decay, False),
         ("training.momentum", training.momentum, False),
         ("training.clip_norm", training.clip_norm, False),
+        ("training.mixup", training.mixup, False),
         ("training.checkpoint_seconds", training.checkpoint_seconds, False),
     ]:
         if not (0 < amount < float("inf") or (not above and amount == 0)):

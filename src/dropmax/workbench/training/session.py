@@ -57,6 +57,8 @@ class Session:
             raise InvalidValue(
                 f"training.batch_size={options.batch_size} must be a multiple of {ranks.world_size} processes"
             )
+        if options.mixup and ranks.world_size > 1:
+            raise InvalidValue("training.mixup mixes the rows of one process: train with one, or set it to 0")
         if not len(data.train):
             raise InvalidValue("there is nothing to train on: the training split is empty")
         self.recipe, self.data, self.ranks = recipe, data, ranks
@@ -125,8 +127,22 @@ class Session:
         if x.dim() == 4:
             x = x.contiguous(memory_format=self.layout)
         with self._autocast():
-            loss: Loss = self.forward(x, y, noise=noise)
+            loss: Loss = self._mixed_loss(x, y) if options.mixup else self.forward(x, y, noise=noise)
         return loss, len(y) * ranks.world_size / rows
+
+    def _mixed_loss(self, x: Tensor, y: Tensor) -> Loss:
+        """Return the loss of mixed rows (mixup, Zhang et al., 2018).
+
+        With w from Beta(mixup, mixup) and a random order of the batch, row i becomes ``w x_i + (1 - w) x_j``, and its
+        loss ``w loss(y_i) + (1 - w) loss(y_j)``.
+        """
+        alpha = self.recipe.training.mixup
+        weight = float(torch.distributions.Beta(alpha, alpha).sample())
+        order = torch.randperm(len(y), device=y.device)
+        mixed = torch.lerp(x[order], x, weight)
+        first, second = self.forward(mixed, y), self.forward(mixed, y[order])
+        terms = {name: weight * first.terms[name] + (1 - weight) * second.terms[name] for name in first.terms}
+        return Loss(weight * first.total + (1 - weight) * second.total, terms)
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         precision = self.recipe.training.precision
