@@ -125,3 +125,19 @@ def test_an_unknown_head_leaves_the_model_alone() -> None:
         replace_head(model, "nope")
     assert isinstance(model.fc, nn.Linear)
     replace_head(Ambiguous(), name="head")
+
+
+def test_the_way_back_to_softmax_keeps_the_class_logits() -> None:
+    model = replace_head(WithFC(), "dropmax")
+    x = torch.randn(3, 8)
+    logits = model.head.classifier(model.net(x))
+    back = replace_head(model, "softmax")
+    assert back.head.name == "softmax"
+    assert torch.equal(back(x), logits)  # the same weights, by the same product
+    assert back(x, torch.tensor([0, 1, 2])).total.isfinite()
+
+
+def test_of_two_heads_none_is_chosen_silently() -> None:
+    model = nn.ModuleDict({"one": DropMax(4, 3), "two": DropMax(4, 3)})
+    with pytest.raises(DropMaxError, match=r"holds 2 dropmax heads \(one, two\)"):
+        replace_head(model, "softmax")

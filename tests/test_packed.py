@@ -36,7 +36,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("dropmax-softmax-retain", {}),
     ("dropmax", {"prior_correction": True, "cross_entropy_weight": 2.0, "kl_weight": 0.3, "auxiliary_weight": 5.0}),
 ]
-WIDTHS = {"dropmax": 3 * K, "softmax": K, "sparsemax": K, "sampled-softmax": K + 1, "random-dropmax": K + 1}
+WIDTHS = {"dropmax": 3 * K + 1, "softmax": K, "sparsemax": K, "sampled-softmax": K + 1, "random-dropmax": K + 1}
 
 
 def labels(*shape: int) -> Tensor:
@@ -78,10 +78,27 @@ def gradients(loss: Loss, head: Head, features: Tensor) -> list[Tensor | None]:
 def test_widths_in_the_two_modes(name: str) -> None:
     packed = PackedHead(make_head(name, D, K))
     features = torch.randn(7, D)
-    assert packed(features).shape == (7, WIDTHS.get(name, 2 * K))
+    assert packed(features).shape == (7, WIDTHS.get(name, 2 * K + 1))
     assert packed.in_features == D
     close(packed.eval()(features), packed.head(features), terms=D)
     assert packed(features).shape == (7, K)
+
+
+@pytest.mark.parametrize("name", [name for name in HEADS if WIDTHS.get(name) != K])
+def test_another_criterion_is_nan_at_the_first_step(name: str) -> None:
+    """It would otherwise train 3 K classes in silence."""
+    packed = PackedHead(make_head(name, D, K))
+    assert nn.CrossEntropyLoss()(packed(torch.randn(7, D)), torch.randint(K, (7,))).isnan()
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_soft_labels_give_the_same_loss_packed(name: str) -> None:
+    packed = PackedHead(make_head(name, D, K, dtype=F64))
+    features, soft = torch.randn(4, D, dtype=F64), torch.rand(4, K, dtype=F64).softmax(-1)
+    shape = packed.head.noise_shape(4)
+    noise = None if shape is None else torch.rand(*shape, dtype=F64)
+    expected = packed.head.loss(features, soft, noise=noise)
+    close(DropMaxLoss(packed)(packed(features), soft, noise=noise), expected.total, terms=4 * K * K, scale=10.0)
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -292,7 +309,7 @@ def test_replace_head_packed_returns_the_model_itself_with_its_trained_logits() 
     assert repr(model.fc.head) == "DropMax(in_features=16, num_classes=5, temperature=0.3)"
     torch.testing.assert_close(model.fc.head.classifier(features_of(model, x)), before)
     model.train()
-    assert model(x).logits.shape == (3, 3 * K)
+    assert model(x).logits.shape == (3, 3 * K + 1)
     DropMaxLoss(model)(model(x).logits, torch.tensor([0, 1, 2])).backward()
     assert all(p.grad is not None for p in model.parameters())
 
@@ -316,13 +333,15 @@ def test_features_of_a_model_that_goes_round_its_head() -> None:
         features_of(replace_head(Skips(), packed=True), torch.randn(3, 8))
 
 
-def test_a_head_is_not_replaced_inside_a_head() -> None:
+def test_a_packed_head_is_replaced_by_another_and_keeps_its_class_logits() -> None:
     model = replace_head(Foreign(), packed=True)
-    message = r"Foreign ends in a dropmax head already: 'fc\.head\.correction' is part of DropMax\("
+    before = model.fc.head.classifier.weight.clone()
+    assert replace_head(model, "softmax", packed=True) is model
+    assert model.fc.head.name == "softmax"
+    assert torch.equal(model.fc.head.classifier.weight, before)
+    message = r"Foreign ends in a dropmax head already: 'fc\.head\.classifier' is part of Softmax\("
     with pytest.raises(DropMaxError, match=message):
-        replace_head(model, packed=True)
-    with pytest.raises(DropMaxError, match=r"Classifier ends in a dropmax head already"):
-        replace_head(replace_head(Foreign()))
+        replace_head(model, name="fc.head.classifier", packed=True)
 
 
 # --- mistakes ----------------------------------------------------------------------------------------------------
@@ -331,9 +350,9 @@ def test_a_head_is_not_replaced_inside_a_head() -> None:
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ((4, 2 * K), r"has shape \(4, 10\), but the last dimension must be 15, what PackedHead\('dropmax'\) returns"),
+        ((4, 2 * K), r"has shape \(4, 10\), but the last dimension must be 16, what PackedHead\('dropmax'\) returns"),
         ((4, K + 1), r"in training mode, or 5, the logits of evaluation mode$"),
-        ((4, 3 * K, 7), r"classes are the last dimension here: pass output\.movedim\(1, -1\)"),
+        ((4, 3 * K + 1, 7), r"classes are the last dimension here: pass output\.movedim\(1, -1\)"),
         ((4, K, 7), r"classes are the last dimension here: pass output\.movedim\(1, -1\)"),
         ((), r"has shape \(\)"),
     ],
@@ -356,7 +375,7 @@ def test_wrong_widths(shape: tuple[int, ...], message: str) -> None:
         (lambda: DropMaxLoss(DropMax(D, K), reduction="avg"), r"unknown reduction 'avg'"),
         (lambda: PackedHead(DropMax(D, K))(torch.randn(2, D + 1)), r"features have shape \(2, 7\)"),
         (lambda: DropMaxLoss(DropMax(D, K))(SimpleNamespace(), None), r"must be a torch\.Tensor, got SimpleNamespace"),
-        (lambda: DropMaxLoss(Softmax(D, K))(torch.zeros(2, K), torch.zeros(2, K)), r"one-hot labels pass .*argmax"),
+        (lambda: DropMaxLoss(Softmax(D, K))(torch.zeros(2, K), torch.zeros(2, K)), r"probabilities that sum to 1"),
         (lambda: DropMaxLoss(Softmax(D, K))(torch.zeros(2, K), torch.zeros(3).long()), r"target has shape \(3,\)"),
         (lambda: DropMaxLoss(Softmax(D, K))(torch.zeros(2, K), torch.tensor([0, 9])), r"holds the label 9"),
         (lambda: replace_head(Foreign(), packed="yes"), r"packed must be True or False, got 'yes'"),  # type: ignore[call-overload]

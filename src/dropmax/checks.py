@@ -115,8 +115,10 @@ def check_target(
     if not isinstance(target, Tensor):
         raise InvalidType(f"target must be a torch.Tensor of class indices, got {type(target).__name__}")
     if target.dtype not in _INTEGERS:
-        hint = "; for one-hot labels pass target.argmax(-1)" if target.dim() == len(batch_shape) + 1 else ""
-        raise InvalidType(f"target must hold integer class indices, got {target.dtype}{hint}")
+        raise InvalidType(
+            f"target must hold integer class indices, or floating-point soft labels with one probability per class, "
+            f"got {target.dtype}"
+        )
     if tuple(target.shape) != tuple(batch_shape):
         raise InvalidValue(
             f"target has shape {tuple(target.shape)}, but the batch asks for one label a row, "
@@ -134,6 +136,29 @@ def check_target(
                 + (f" or equal ignore_index={ignore_index}" if ignore_index is not None else "")
             )
     return target.long()
+
+
+def check_soft_target(target: Tensor, batch_shape: Sequence[int], num_classes: int) -> Tensor:
+    """Return soft labels ``(N, K)``, or refuse them: wrong shape, or rows that are no probabilities.
+
+    >>> check_soft_target(torch.tensor([[0.25, 0.75]]), (1,), 2)
+    tensor([[0.2500, 0.7500]])
+    """
+    if tuple(target.shape) != (*batch_shape, num_classes):
+        raise InvalidValue(
+            f"soft labels must have one probability per row and class, shape {(*batch_shape, num_classes)}, got "
+            f"{tuple(target.shape)}; hard labels are integers of shape {tuple(batch_shape)}"
+        )
+    target = target.reshape(-1, num_classes)
+    if values_are_readable(target) and target.numel():
+        off = ~((target >= 0).all(-1) & ((target.sum(-1) - 1).abs() < 0.01))
+        if off.any():
+            row = target[off][0]
+            raise InvalidValue(
+                f"soft labels must be probabilities that sum to 1 in each row, got a row with smallest value "
+                f"{float(row.min()):g} and sum {float(row.sum()):g}"
+            )
+    return target
 
 
 def check_positive(option: str, value: float) -> None:

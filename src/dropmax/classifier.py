@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -96,7 +96,9 @@ def replace_head(
     The linear layer is looked for under the usual names (``fc``, ``classifier``, ``head``, ``heads``, or what
     ``get_classifier()`` returns, or the last linear layer inside such a block); ``name`` says which where that is
     ambiguous. It is replaced by ``nn.Identity`` in ``model`` itself, so that ``model`` now returns features. The new
-    head keeps its in_features, device and dtype, and with an unchanged number of classes also its trained weights.
+    head keeps its in_features, device and dtype, and with an unchanged number of classes also its trained weights. A
+    dropmax head that is there already is replaced in the same way, keeping its class logits: so
+    ``replace_head(model, "softmax")`` is the way back.
 
     Args:
         model: ends in the linear layer, with nothing after it.
@@ -117,8 +119,9 @@ def replace_head(
     check_flag("packed", packed)
     if not isinstance(model, nn.Module):
         raise InvalidType(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    name = _find_last_layer(model) if name is None else name
-    old = _linear_named(model, name)
+    place = _place_of_head(model) if name is None else None
+    name = place or name or _find_last_layer(model)
+    old = _last_map(model.get_submodule(name)) if place else _linear_named(model, name)
     options.setdefault("device", old.weight.device)
     options.setdefault("dtype", old.weight.dtype)
     new = make_head(head, old.in_features, num_classes or old.out_features, **options)
@@ -129,9 +132,27 @@ def replace_head(
                 new.classifier.bias.zero_()
             else:
                 new.classifier.bias.copy_(old.bias)
+    if isinstance(model, Classifier) and name == "head" and not packed:
+        return Classifier(model.net, new)
     parent, _, attribute = name.rpartition(".")
     setattr(model.get_submodule(parent), attribute, PackedHead(new).train(old.training) if packed else nn.Identity())
     return model if packed else Classifier(model, new)
+
+
+def _place_of_head(model: nn.Module) -> str | None:
+    """Return the dotted name of the dropmax head, or packed head, that a model holds; None where there is none."""
+    heads = [name for name, module in model.named_modules() if isinstance(module, (Head, PackedHead)) and name]
+    outer = [name for name in heads if name.rpartition(".")[0] not in heads]
+    if len(outer) > 1:
+        raise InvalidValue(
+            f"{type(model).__name__} holds {len(outer)} dropmax heads ({', '.join(outer)}): replace the one that is "
+            "meant in the module that holds it"
+        )
+    return outer[0] if outer else None
+
+
+def _last_map(module: nn.Module) -> nn.Linear:
+    return (module.head if isinstance(module, PackedHead) else cast(Head, module)).classifier
 
 
 def _find_last_layer(model: nn.Module) -> str:

@@ -140,18 +140,22 @@ def cross_entropy(
     or, given ``smoothing_mask`` (the mask z of the row), over the retained classes only, in proportion to z. Targets
     carry no gradient, so neither does that spread. With class weights w the row is
     ``(1 - s) w_t nll_t + s sum_k spread_k w_k nll_k``, which for an even spread is what
-    ``torch.nn.CrossEntropyLoss(reduction="none")`` gives.
+    ``torch.nn.CrossEntropyLoss(reduction="none")`` gives. Soft labels, ``(N, K)`` probabilities in place of ``(N,)``
+    indices, give the expectation over the label.
 
     >>> cross_entropy(torch.tensor([[0.0, 0.0, 0.0, 0.0]]), torch.tensor([2]))
     tensor([1.3863])
     """
     logits = _from_highest(_wide(logits))
-    index = target.unsqueeze(-1)
     normaliser = logits.logsumexp(-1)
-    nll = normaliser - logits.gather(-1, index).squeeze(-1)
     if class_weight is not None:
         class_weight = class_weight.to(logits.dtype)
-        nll = nll * class_weight[target]
+    if target.is_floating_point():
+        soft = target.to(logits.dtype) if class_weight is None else target.to(logits.dtype) * class_weight
+        nll = normaliser * soft.sum(-1) - (soft * logits).sum(-1)
+    else:
+        nll = normaliser - logits.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+        nll = nll if class_weight is None else nll * class_weight[target]
     if label_smoothing == 0.0:
         return nll
     if smoothing_mask is None:

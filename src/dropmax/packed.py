@@ -8,6 +8,7 @@ are used inside ``forward`` only: DistributedDataParallel, gradient checkpointin
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -26,10 +27,11 @@ __all__ = ["DropMaxLoss", "PackedHead", "features_of"]
 class PackedHead(nn.Module):
     """A head whose ``forward`` returns, in training mode, everything its loss needs as one tensor.
 
-    In training mode ``(..., d)`` features give ``(..., 3 K)`` for DropMax: class logits, retain logits and corrections
-    side by side (a fourth K with ``stop_gradient="parameters"``; 2 K for heads with two maps, K for softmax). A head of
-    one map that draws random classes, or predicts with other logits than it is trained with, gives K + 1, the last a
-    zero, so that its two modes can be told apart. In evaluation mode it gives the K logits of ``head(features)``.
+    In training mode ``(..., d)`` features give ``(..., 3 K + 1)`` for DropMax: class logits, retain logits and r, side
+    by side (a fourth K with ``stop_gradient="parameters"``; 2 K for heads with two maps), and then one NaN. These
+    are not logits, and the NaN says so: any other criterion, such as ``nn.CrossEntropyLoss``, returns NaN at the first
+    step instead of training 3 K classes in silence. For softmax, whose outputs are logits, it gives just those. In
+    evaluation mode it gives the K logits of ``head(features)``.
 
     Args:
         head: the head to wrap, ``dropmax.DropMax(512, 10)`` or any other. It is the attribute ``head``:
@@ -41,7 +43,7 @@ class PackedHead(nn.Module):
     >>> images, labels = torch.rand(8, 784), torch.arange(8)
     >>> criterion(model(images), labels).backward()
     >>> model(images).shape, model.eval()(images).shape
-    (torch.Size([8, 30]), torch.Size([8, 10]))
+    (torch.Size([8, 31]), torch.Size([8, 10]))
     """
 
     def __init__(self, head: Head) -> None:
@@ -63,7 +65,7 @@ class PackedHead(nn.Module):
         check_features(features, self.head.in_features)
         parts = list(self.head.logits(features).values())
         if _is_marked(self.head):
-            parts.append(parts[0].new_zeros(*features.shape[:-1], 1))
+            parts.append(parts[0].new_full((*features.shape[:-1], 1), math.nan))
         return torch.cat(parts, -1)
 
 
@@ -109,7 +111,7 @@ class DropMaxLoss(nn.Module):
 
         Args:
             output: what the model returned, packed or logits.
-            target: class indices, one for each row of ``output``.
+            target: class indices, one for each row of ``output``; or soft labels, as for :meth:`dropmax.Head.loss`.
             noise: in place of the global generator's, as for :meth:`dropmax.Head.loss`.
         """
         return self.terms(output, target, noise=noise).total
@@ -128,15 +130,20 @@ class DropMaxLoss(nn.Module):
         reduction = self.reduction if reduction is None else reduction
         check_choice("reduction", reduction, REDUCTIONS)
         packed = self._is_packed(output)
-        labels, counts = head.check_labels(target, output.shape[:-1])
-        rows = output.reshape(-1, output.shape[-1])
-        if packed:
-            logits = _split(head, rows)
-            losses = head.row_losses_of(logits, labels, head.check_noise(noise, rows, output.shape[:-1]))
-            head.update(logits, labels, counts)
-        else:
-            losses = _cross_entropies(head, rows, labels)
-        return head.reduce(losses, labels, counts, reduction, target.shape)
+        rows, shape = output.reshape(-1, output.shape[-1]), output.shape[:-1]
+        noise = head.check_noise(noise, rows, shape) if packed else None
+
+        def losses(rows: Tensor, labels: Tensor, noise: Tensor | None) -> RowLosses:
+            return (
+                head.row_losses_of(_split(head, rows), labels, noise)
+                if packed
+                else _cross_entropies(head, rows, labels)
+            )
+
+        loss = head.loss_of(losses, rows, target, noise, shape, reduction)
+        if packed and head.stateful:
+            head.update(rows, target, shape, _split(head, rows))
+        return loss
 
     def logits(self, output: Tensor) -> Tensor:
         """Return the K logits of the mean prediction from what the model returned in either mode.
@@ -234,8 +241,8 @@ def _cross_entropies(head: Head, logits: Tensor, target: Tensor) -> RowLosses:
 
 
 def _is_marked(head: Head) -> bool:
-    """Say whether training differs from prediction while both have K logits: then a column of zeros marks training."""
-    return len(_packed_names(head)) == 1 and (head.noise_shape(1) is not None or head.transforms)
+    """Say whether what the loss needs differs from the logits of the prediction: then a column of NaN marks it."""
+    return len(_packed_names(head)) > 1 or head.noise_shape(1) is not None or head.transforms
 
 
 def _packed_width(head: Head) -> int:

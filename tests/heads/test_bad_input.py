@@ -20,8 +20,9 @@ FEATURES, TARGET = torch.zeros(4, 6), torch.tensor([0, 1, 2, 3])
     [
         (FEATURES, torch.tensor([0, 1, 2, 5]), ValueError, r"label 5, but labels must lie in 0\.\.4"),
         (FEATURES, torch.tensor([0, 1, 2, -1]), ValueError, r"label -1, .* or equal ignore_index=-100"),
-        (FEATURES, TARGET.float(), TypeError, r"integer class indices, got torch\.float32"),
-        (FEATURES, torch.eye(5)[TARGET], TypeError, r"for one-hot labels pass target\.argmax\(-1\)"),
+        (FEATURES, TARGET.bool(), TypeError, r"integer class indices, or .* soft labels .*, got torch\.bool"),
+        (FEATURES, torch.ones(len(TARGET), 5), ValueError, r"probabilities that sum to 1 in each row, got .* sum 5"),
+        (FEATURES, TARGET.float(), ValueError, r"soft labels must have one probability per row and class"),
         (FEATURES, TARGET[:3], ValueError, r"target has shape \(3,\), .* shape \(4,\)"),
         (FEATURES, [0, 1, 2, 3], TypeError, r"torch\.Tensor of class indices, got list"),
         (torch.zeros(4, 7), TARGET, ValueError, r"shape \(4, 7\), but this head expects 6 values"),

@@ -15,6 +15,7 @@ from dropmax import HEADS, PAPER_OBJECTIVE, DropMax, make_head
 from dropmax.heads import FURTHER
 from dropmax.heads.masked import MaskedHead
 from tests import enumeration as naive
+from tests.close import close
 
 F64 = torch.float64
 ALL = [*HEADS, *FURTHER]
@@ -493,3 +494,38 @@ def test_terms_are_computed_when_somebody_looks_and_survive_the_optimiser() -> N
             p.zero_()
     torch.testing.assert_close(dict(loss.terms), {k: v.detach() for k, v in expected.items()})
     assert not any(x.requires_grad for x in loss.terms.values())
+
+
+# --- soft labels -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}])
+@pytest.mark.parametrize("name", HEADS)
+def test_soft_labels_give_mixups_weighted_sum_of_losses(name: str, options: dict[str, Any]) -> None:
+    head = make_head(name, 6, 5, dtype=F64, **options)
+    features, first = batch()
+    second, share = (first + 1) % 5, 0.3
+    shape = head.noise_shape(4)
+    noise = None if shape is None else torch.rand(*shape, dtype=F64)
+    hot = torch.eye(5, dtype=F64)
+    soft = share * hot[first] + (1 - share) * hot[second]
+    found = head.loss(features, soft, noise=noise)
+    one, two = (head.loss(features, y, noise=noise) for y in (first, second))
+    close(found.total, share * one.total + (1 - share) * two.total, terms=100, scale=10.0)
+    for term in found.terms:
+        close(found.terms[term], share * one.terms[term] + (1 - share) * two.terms[term], terms=100, scale=10.0)
+    found.total.backward()
+    gradient = head.classifier.weight.grad.clone()
+    head.zero_grad()
+    (share * one.total + (1 - share) * two.total).backward()
+    close(gradient, head.classifier.weight.grad, terms=100, scale=10.0)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1, "class_weight": [1.0, 2.0, 0.5, 1.0, 3.0]}])
+def test_soft_labels_of_softmax_are_torchs(options: dict[str, Any], reduction: str) -> None:
+    head = make_head("softmax", 6, 5, dtype=F64, **options)
+    features, soft = torch.randn(4, 6, dtype=F64), torch.randn(4, 5, dtype=F64).softmax(-1)
+    weight = None if head.class_weight is None else head.class_weight.to(F64)
+    torchs = nn.CrossEntropyLoss(weight, reduction=reduction, label_smoothing=head.label_smoothing)
+    close(head.loss(features, soft, reduction=reduction).total, torchs(head(features), soft), terms=30, scale=10.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -16,13 +16,14 @@ from dropmax.checks import (
     check_features,
     check_finite,
     check_probability,
+    check_soft_target,
     check_target,
     is_exporting,
     is_transformed,
 )
 from dropmax.errors import InvalidType, InvalidValue
 from dropmax.functional import _wide, cross_entropy
-from dropmax.heads.loss import REDUCTIONS, Loss, RowLosses
+from dropmax.heads.loss import REDUCTIONS, Loss, RowLosses, expected_losses
 from dropmax.heads.options import option_defaults, option_names, unknown_option
 from dropmax.linear import Partition, make_map
 from dropmax.noise import draw_seed, uniform
@@ -98,6 +99,10 @@ class Head(nn.Module):
     #: say so.
     transforms: ClassVar[bool] = False
 
+    #: :meth:`terms` takes soft labels ``(N, K)`` too; otherwise it is called once for each label of a row. A class that
+    #: overrides :meth:`terms` says so itself if that is still true.
+    soft_targets: ClassVar[bool] = False
+
     #: Masks are drawn when predicting: the modes "mc" and "exact" differ from "mean".
     masked: bool = False
 
@@ -116,6 +121,8 @@ class Head(nn.Module):
             cls.fused = False
         cls.stateful = cls.stateful or "observe" in own
         cls.transforms = cls.transforms or "prediction_logits" in own
+        if "terms" in own and "soft_targets" not in own:
+            cls.soft_targets = False
 
     def __init__(
         self,
@@ -213,29 +220,57 @@ class Head(nn.Module):
 
         Args:
             features: ``(..., in_features)``.
-            target: ``(...)`` class indices.
+            target: ``(...)`` class indices; or soft labels ``(..., K)``, probabilities of the classes: the loss is then
+                its expectation, ``sum_k target_k loss(features, k)``, which is also what mixup's weighted sum of two
+                losses gives. It costs as much as one row for each label of a row that is not 0 (for softmax as much
+                as one), and ``"mean"`` divides by the number of rows, as ``torch.nn.CrossEntropyLoss`` does.
             reduction: ``"mean"`` over the rows that count (weighted by ``class_weight``), ``"sum"``, or ``"none"``.
             noise: uniform numbers in [0, 1) of shape ``(..., K)`` (``(S, ..., K)`` where the head draws S > 1 masks)
                 to use in place of the global generator's.
         """
         check_choice("reduction", reduction, REDUCTIONS)
         check_features(features, self.in_features)
-        labels, counts = self.check_labels(target, features.shape[:-1])
-        rows = features.reshape(-1, self.in_features)
-        noise = self.check_noise(noise, rows, features.shape[:-1])
+        rows, shape = features.reshape(-1, self.in_features), features.shape[:-1]
+        loss = self.loss_of(self.row_losses, rows, target, self.check_noise(noise, rows, shape), shape, reduction)
         if self.stateful:
-            logits = self.logits(rows)
-            losses = self.row_losses_of(logits, labels, noise)
-            self.update(logits, labels, counts)
-        else:
-            losses = self.row_losses(rows, labels, noise)
-        return self.reduce(losses, labels, counts, reduction, target.shape)
+            self.update(rows, target, shape)
+        return loss
 
-    def update(self, logits: Mapping[str, Tensor], target: Tensor, counts: Tensor) -> None:
-        """Call :meth:`observe` where a loss should: in training mode, and not inside torch.func or torch.export."""
-        if self.stateful and self.training and not is_transformed(logits["classifier"]):
-            with torch.no_grad():
-                self.observe(logits, target, counts)
+    def loss_of(
+        self,
+        row_losses: Callable[[Tensor, Tensor, Tensor | None], RowLosses],
+        rows: Tensor,
+        target: Tensor,
+        noise: Tensor | None,
+        shape: torch.Size,
+        reduction: str,
+    ) -> Loss:
+        """Return the loss of a batch of this shape, given the function of N rows, labels and noise that computes it."""
+        if isinstance(target, Tensor) and target.is_floating_point():
+            soft = check_soft_target(target, shape, self.num_classes)
+            losses = (
+                row_losses(rows, soft, noise) if self.soft_targets else expected_losses(row_losses, rows, soft, noise)
+            )
+            counted = losses.total.new_ones(len(rows))
+            return self.reduced(losses, counted, counted, reduction, shape)
+        labels, counts = self.check_labels(target, shape)
+        losses = row_losses(rows, labels, noise)
+        counted = counts.to(losses.total.dtype)
+        weight = counted if self.class_weight is None else counted * self.class_weight.to(counted.dtype)[labels]
+        return self.reduced(losses, weight, counted, reduction, shape)
+
+    def update(
+        self, rows: Tensor, target: Tensor, shape: torch.Size, logits: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """Call :meth:`observe` where a loss should: in training mode, and not inside torch.func or torch.export.
+
+        Soft labels count as the most probable class. Logits that are None are computed.
+        """
+        with torch.no_grad():
+            logits = self.logits(rows) if logits is None else logits
+            if self.training and not is_transformed(logits["classifier"]):
+                hard = target.argmax(-1) if target.is_floating_point() else target
+                self.observe(logits, *self.check_labels(hard, shape))
 
     def row_losses(self, rows: Tensor, target: Tensor, noise: Tensor | None) -> RowLosses:
         """Return the loss of each of N rows of features; noise that is None is drawn."""
@@ -244,7 +279,7 @@ class Head(nn.Module):
     def row_losses_of(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor | None) -> RowLosses:
         """Return the loss of each of N rows, from what :meth:`logits` returned."""
         terms = self.terms(logits, target, self.draw_noise(noise, logits["classifier"]))
-        if self.class_weight is not None:
+        if self.class_weight is not None and not terms.keys() <= self.class_weighted:
             weight = self.class_weight[target]
             terms = {k: x if k in self.class_weighted else x * weight.to(x.dtype) for k, x in terms.items()}
         weights = self.term_weights()
@@ -259,13 +294,9 @@ class Head(nn.Module):
             raise InvalidValue(f"{type(self).__name__}.terms returned no terms")
         return RowLosses(total, tuple(terms), lambda: terms)
 
-    def reduce(self, losses: RowLosses, labels: Tensor, counts: Tensor, reduction: str, shape: torch.Size) -> Loss:
-        """Return the loss of the batch from those of its rows."""
-        counted = counts.to(losses.total.dtype)
-        weight = counted
-        if self.class_weight is not None:
-            weight = counted * self.class_weight.to(counted.dtype)[labels]
-        loss = losses.reduced(weight, counted, reduction, shape)
+    def reduced(self, losses: RowLosses, weight: Tensor, counts: Tensor, reduction: str, shape: torch.Size) -> Loss:
+        """Return :meth:`RowLosses.reduced`, and refuse a loss that is not finite."""
+        loss = losses.reduced(weight, counts, reduction, shape)
         self.check_finite("the losses", loss.total)
         return loss
 

@@ -68,6 +68,34 @@ class RowLosses(NamedTuple):
         return Loss(total, terms() if torch.compiler.is_compiling() else Terms(self.names, terms))
 
 
+def expected_losses(
+    row_losses: Callable[[Tensor, Tensor, Tensor | None], RowLosses], rows: Tensor, soft: Tensor, noise: Tensor | None
+) -> RowLosses:
+    """Return ``sum_k soft[n, k] loss(rows[n], k)`` for each row n: one evaluation for each label that is not 0.
+
+    Args:
+        row_losses: the losses of rows, given their hard labels and noise.
+        rows: ``(N, d)``.
+        soft: ``(N, K)``.
+        noise: ``(..., N, K)``, the same for all labels of a row.
+
+    >>> def squares(rows, labels, noise):
+    ...     return RowLosses(labels.double() ** 2, ("square",), lambda: {"square": labels.double() ** 2})
+    >>> expected_losses(squares, torch.zeros(1, 4), torch.tensor([[0.25, 0.0, 0.75]]), None).total
+    tensor([3.], dtype=torch.float64)
+    """
+    row, label = soft.nonzero(as_tuple=True)
+    found = row_losses(rows[row], label, None if noise is None else noise[..., row, :])
+    weight = soft[row, label]
+
+    def over_labels(losses: Tensor) -> Tensor:
+        return losses.new_zeros(len(rows)).index_add(0, row, losses * weight.to(losses.dtype))
+
+    return RowLosses(
+        over_labels(found.total), found.names, lambda: {k: over_labels(x) for k, x in found.terms().items()}
+    )
+
+
 class Terms(Mapping[str, Tensor]):
     """A dictionary of terms that is filled when somebody looks at a value.
 

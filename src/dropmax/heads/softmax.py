@@ -12,8 +12,8 @@ from dropmax.heads.base import Head
 class Softmax(Head):
     """A linear map and a softmax, trained with cross entropy (equation 2).
 
-    ``loss`` equals ``torch.nn.functional.cross_entropy(forward(features), target)``, class weights, label smoothing
-    and ``ignore_index`` included.
+    ``loss`` equals ``torch.nn.functional.cross_entropy(forward(features), target)``, class weights, label smoothing,
+    ``ignore_index`` and soft labels included.
 
     >>> import torch
     >>> head = Softmax(in_features=8, num_classes=3)
@@ -24,6 +24,7 @@ class Softmax(Head):
     name = "softmax"
     separable = True
     class_weighted = frozenset({"cross_entropy"})
+    soft_targets = True
 
     def terms(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
         """Return the cross entropy of each row."""
