@@ -4,8 +4,8 @@ Notation, from the paper: class logits ``o``, retain logits ``a`` (retain probab
 correction ``r``, posterior logits ``b`` (posterior retain probability ``g = sigmoid(b)``), target class ``t``, mask
 ``z``. The last dimension runs over the K classes, the others are batch dimensions; nothing here reduces over a batch.
 
-Neither ``exp(o)`` nor ``rho`` nor ``log(rho + 1e-20)`` appears on the way to a loss: ``logsigmoid`` keeps every
-quantity finite and precise where the textbook forms overflow, underflow or lose all their digits. float16 and
+Logarithms are taken by ``logsigmoid`` and ``logsumexp``, never of a rounded ``rho`` or of ``rho + 1e-20``: every
+quantity stays finite and precise where the textbook forms overflow, underflow or lose all their digits. float16 and
 bfloat16 are computed in float32: sums over many classes do not fit into half precision.
 
 Nothing is checked here. Finite logits give finite results, as long as a sum over the classes fits into the dtype; a row
