@@ -23,9 +23,10 @@ class DropMaxLabelPosterior(DropMax):
 
         q(z_k = 1 | x, y = t) = sigmoid(stop(a_k) + r_k + E[t, k]),       r = W_phi h + b_phi
 
-    E is part of phi, and starts at 0, where this is DropMax. It learns from KL and, with ``mask_gradient``, from the
-    likelihood. The auxiliary loss still sees r alone: of ``r + E[t]`` it would ask for a label that is its own input.
-    With ``auxiliary_weight=0``, q is the plain linear map of [h; y] that the paper has in mind.
+    E is part of phi, and starts at 0, where this is DropMax. It learns from KL and the likelihood; without
+    ``mask_gradient`` only from KL, which pulls q towards p. The auxiliary loss sees r alone: ``r + E[t]`` would have to
+    predict a label that is its own input. With ``auxiliary_weight=0``, q is the plain linear map of [h; y] that the paper
+    has in mind.
 
     Args:
         options: of :class:`dropmax.DropMax`.
