@@ -25,8 +25,8 @@ class DropMaxLabelPosterior(DropMax):
 
     E is part of phi, and starts at 0, where this is DropMax. It learns from KL and the likelihood; without
     ``mask_gradient`` only from KL, which pulls q towards p. The auxiliary loss sees r alone: ``r + E[t]`` would have to
-    predict a label that is its own input. With ``auxiliary_weight=0``, q is the plain linear map of [h; y] that the paper
-    has in mind.
+    predict a label that is its own input. With ``auxiliary_weight=0``, q is the plain linear map of [h; y] that the
+    paper has in mind.
 
     Args:
         options: of :class:`dropmax.DropMax`.
