@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dropmax import functional as D
-from dropmax import walk
+from dropmax import objective
+from dropmax.losses import losses_of_logits
 from dropmax.noise import draw_seed
 from dropmax.objective import Block, Options, block, plain_terms
-from dropmax.walk import Rows, losses_of_logits
+from dropmax.walk import Rows
 
 F64 = torch.float64
 
@@ -72,7 +73,7 @@ def test_same_values_and_gradients(
     held = stopped if stopped is not None else leaves["a"] if two is None else leaves["a"].detach()
     expected = plain_totals(one, leaves["a"], held, two, u, t, chosen)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(walk, "GROUP_NUMBERS", group)
+        patch.setattr(objective, "GROUP_NUMBERS", group)
         found = losses_of_logits(one, leaves["a"], stopped, two, Rows(t, u), chosen)
     assert "OfLogits" in type(found.total.grad_fn).__name__
     torch.testing.assert_close(found.total, expected, rtol=1e-9, atol=1e-8)

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor, nn
 
-from dropmax import DropMax, make_head, walk
+from dropmax import DropMax, make_head, objective, walk
 from dropmax.errors import InvalidType, InvalidValue
 from dropmax.heads import dropmax as dropmax_head
+from dropmax.losses import all_noise, losses
 from dropmax.noise import draw_seed, uniform
 from dropmax.objective import Options
-from dropmax.walk import Maps, Rows, choose_block, losses
+from dropmax.walk import Maps, Rows, choose_block
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 
@@ -40,8 +41,8 @@ def plain(maps: Maps, rows: Rows, options: Options) -> dict[str, Tensor]:
     stopped = a.detach()
     if maps.b_inputs is not None:
         stopped = nn.functional.linear(maps.b_inputs, maps.a_weight.detach(), maps.a_bias.detach())
-    noise = walk.all_noise(rows.noise, o, options)
-    terms = walk.plain_terms(o, a, stopped, r, noise, rows.target, options, rows.class_weight)
+    noise = all_noise(rows.noise, o, options)
+    terms = objective.plain_terms(o, a, stopped, r, noise, rows.target, options, rows.class_weight)
     rest = options.kl_weight * terms["kl"] - options.entropy_weight * terms["entropy"]
     rest = rest + options.auxiliary_weight * terms["auxiliary"]
     rest = rest if rows.row_weight is None else rest * rows.row_weight
@@ -140,7 +141,7 @@ def test_any_blocks_give_what_the_plain_equations_give(
     given_rows = Rows(target, draw_seed() if seeded else noise, class_weight, row_weight)
     with pytest.MonkeyPatch.context() as patch:
         if not keep:
-            patch.setattr(walk, "_may_keep", lambda *_: False)
+            patch.setattr("dropmax.losses._may_keep", lambda *_: False)
         assert_same(maps, given_rows, Options(**options), block, TOLERANCE[dtype])
 
 
@@ -155,7 +156,7 @@ def test_targets_in_every_block_and_on_every_edge(dtype: torch.dtype) -> None:
     "options", [{}, {"mask_gradient": True}, {"samples": 2, "label_smoothing": 0.1, "mask_gradient": True}], ids=str
 )
 def test_rows_in_groups_of_any_size(options: dict[str, Any], group: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(walk, "GROUP_NUMBERS", group)
+    monkeypatch.setattr(objective, "GROUP_NUMBERS", group)
     maps, target = problem(7, 4, 11, torch.float64)
     maps = maps._replace(b_inputs=maps.a_inputs)
     assert_same(maps, Rows(target, draw_seed()), Options(**options), 4, 1e-10)
@@ -386,7 +387,7 @@ def test_a_compiled_step_uses_the_blocks_without_a_graph_break() -> None:
 
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(walk, "_compiled", lambda: walk.block)  # generating code takes most of a minute
+        patch.setattr(walk, "_compiled", lambda: objective.block)  # generating code takes most of a minute
         results = [torch.autograd.grad(f(features), [features, *head.parameters()]) for f in (loss, compiled)]
     for x, y in zip(*results, strict=True):
         torch.testing.assert_close(x, y)

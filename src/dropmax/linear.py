@@ -120,6 +120,11 @@ class Partition:
         whole = torch.cat([part[:size] for part, size in zip(parts, self.sizes, strict=True)])
         return whole.movedim(0, dim).contiguous()
 
+    def of_first_rank(self, drawn: Tensor) -> Tensor:
+        """Return the tensor of the first rank on all of them."""
+        dist.broadcast(drawn, dist.get_global_rank(self.group, 0), group=self.group)
+        return drawn
+
     def everybodys(self, mine: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, which must have one shape."""
         parts = [torch.empty_like(mine) for _ in self.sizes]

@@ -29,6 +29,7 @@ from dropmax.functional import auxiliary, log_hard_mask, log_relaxed_mask, logis
 from dropmax.noise import combine
 
 __all__ = [
+    "GROUP_NUMBERS",
     "LEAST_EPSILON",
     "Block",
     "Gradients",
@@ -37,6 +38,7 @@ __all__ = [
     "RowSums",
     "add_at_target",
     "block",
+    "block_of_rows",
     "entropy",
     "join",
     "plain_terms",
@@ -44,6 +46,9 @@ __all__ = [
 
 #: With a smaller epsilon, exp(o - max o) times it could underflow in float32.
 LEAST_EPSILON = 1e-30
+
+#: Without a compiler, work is done for this many numbers at a time, so that they stay in the cache.
+GROUP_NUMBERS = 2**17
 
 #: Factors that are multiplied before a logarithm is taken: 2**-64 is far from underflow in float32.
 _FACTORS = 64
@@ -163,16 +168,20 @@ def block(
     *,
     known: Known | None = None,
     gradients: bool = True,
+    posterior: bool = False,
     out: Gradients = Gradients(),  # noqa: B008
 ) -> tuple[RowSums, Gradients]:
     """Return the sums of each row over a block of classes, and the gradients of the row totals.
+
+    The work is done on some rows at a time where nothing is compiled, so that what they need stays in the cache.
 
     Args:
         x: the block.
         options: see :class:`Options`.
         known: the sums over all classes, for the gradients; None where they are those of this block.
         gradients: whether to compute them.
-        out: where to put them.
+        posterior: whether the gradient of b is wanted where ``out`` does not say so.
+        out: where to put them; it may be the memory of the logits.
 
     >>> o, a, r = torch.zeros(3, 1, 4)
     >>> x = Block(o, a, r, torch.tensor([[1]]), noise=(torch.full((1, 4), 0.3),))
@@ -180,16 +189,46 @@ def block(
     >>> sums.weighed, found.o  # u = 0.3 < 1/2: every class is kept
     (tensor([4.]), tensor([[ 0.2500, -0.7500,  0.2500,  0.2500]]))
     """
+    num_rows, width = x.a.shape
+    size = max(1, GROUP_NUMBERS // max(1, width))
+    if torch.compiler.is_compiling() or num_rows <= size:
+        return block_of_rows(x, options, known=known, gradients=gradients, out=out)
+    if gradients and out.a is None:
+        has_b = posterior and (x.r is not None or options.mask_gradient)
+        made = [None if y is None else torch.empty_like(y) for y in (x.o, x.a, x.r, x.a if has_b else None)]
+        out = Gradients(*made)
+    parts = []
+    for start in range(0, num_rows, size):
+        here = slice(start, start + size)
+        o, r, inside, row_weight = (None if y is None else y[here] for y in (x.o, x.r, x.inside, x.row_weight))
+        noise = (x.noise[0][..., here, :], *x.noise[1:]) if x.noise else ()
+        some = Block(o, x.a[here], r, x.column[here], inside, noise, x.class_weight, row_weight)
+        some_known = None if known is None else Known(*(y[..., here] for y in known))
+        some_out = Gradients(*(None if y is None else y[here] for y in out))
+        parts.append(block_of_rows(some, options, known=some_known, gradients=gradients, out=some_out)[0])
+    return RowSums(*(torch.cat(sums, -1) for sums in zip(*parts, strict=True))), out
+
+
+def block_of_rows(
+    x: Block,
+    options: Options,
+    *,
+    known: Known | None = None,
+    gradients: bool = True,
+    out: Gradients = Gradients(),  # noqa: B008
+) -> tuple[RowSums, Gradients]:
+    """Return what :func:`block` returns, for all rows at once: the arithmetic itself."""
     b = _put(x.a.clone() if x.r is None else x.a + x.r, x, math.inf)
     g = b.sigmoid()
     likelihood, on_o, on_b = _likelihood(x, b, g, options, known, gradients, out.o)
 
     rho = x.a.sigmoid()
-    positive = _above(b, 0.0)
+    positive = _above(b, 0.0, out=b)
     g_less, rho_less = g - positive, rho - positive
-    kl_less_entropy = _dot(rho_less, x.a) + _log_product(1 - g_less.abs())
+    linear = rho_less * x.a
     if x.r is not None:
-        kl_less_entropy = kl_less_entropy + _dot(g_less, x.r)
+        linear = linear.addcmul_(g_less, x.r)
+    kl_less_entropy = linear.sum(-1) + _log_product(1 - g_less.abs())
     uncertainty = aux = torch.zeros_like(kl_less_entropy)
     if options.sum_entropy or options.kl_weight != options.entropy_weight:
         uncertainty = entropy(x.a, rho)
@@ -205,7 +244,8 @@ def block(
     on_r = None
     if x.r is not None:
         slope = torch.ops.aten.sigmoid_backward(x.r, g)
-        on_b = _weighted(slope, options.kl_weight, x.row_weight).add_(0.0 if on_b is None else on_b)
+        slope = _weighted(slope, options.kl_weight, x.row_weight)
+        on_b = slope if on_b is None else slope.add_(on_b)
         rising = _weighted(rising, 1.0, x.row_weight)
         on_r = torch.add(on_b, rising, alpha=options.auxiliary_weight, out=out.r)
     if out.b is not None and on_b is not None:
@@ -287,7 +327,7 @@ def _auxiliary(evidence: Tensor, x: Block) -> tuple[Tensor, Tensor]:
     """Return the binary cross entropy of ``sigmoid(evidence)`` against the label, and its gradient."""
     wrong = _negate_target(evidence, x)  # what speaks for the wrong answer
     v = wrong.sigmoid()
-    value = wrong.clamp_min(0).sum(-1) - _log_product(torch.maximum(v, 1 - v))
+    value = wrong.clamp_min_(0).sum(-1) - _log_product(torch.maximum(v, 1 - v))
     return value, _negate_target(v, x)
 
 
@@ -346,11 +386,13 @@ def add_at_target(y: Tensor, x: Block, value: Tensor | float) -> Tensor:
 # --- one pass over memory each -----------------------------------------------------------------------------------
 
 
-def _above(x: Tensor, threshold: Tensor | float) -> Tensor:
+def _above(x: Tensor, threshold: Tensor | float, out: Tensor | None = None) -> Tensor:
     """Return 1 where ``x > threshold``, else 0, as numbers: a tensor of truth values takes ten times as long."""
     if torch.compiler.is_compiling():
         return (x > threshold).to(x.dtype)
-    return torch.gt(x, threshold, out=torch.empty_like(x if isinstance(threshold, float) else threshold))
+    if out is None:
+        out = torch.empty_like(x if isinstance(threshold, float) else threshold)
+    return torch.gt(x, threshold, out=out)
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:

@@ -88,9 +88,3 @@ def group_of(mesh: Any, num_classes: int) -> dist.ProcessGroup:
     if num_classes < ranks:
         raise InvalidValue(f"{num_classes} classes cannot be shared by {ranks} ranks: one would have none")
     return group
-
-
-def shared_seed(seed: Tensor, partition: Partition) -> Tensor:
-    """Return the seed of the group's first rank on all of them."""
-    dist.broadcast(seed, dist.get_global_rank(partition.group, 0), group=partition.group)
-    return seed

@@ -446,19 +446,16 @@ class Head(nn.Module):
         if shape is None or noise is not None:
             return noise
         dtype = _wide(like).dtype
-        # By a hash where ranks must agree or a compiler can fuse it, else by torch's generator.
-        if self.partition is None and not (torch.compiler.is_compiling() and not is_exporting()):
-            return torch.rand(*shape, dtype=dtype, device=like.device)
-        return uniform(self.draw_seed(like.device), math.prod(shape[:-1]), 0, shape[-1], dtype).view(*shape)
+        if torch.compiler.is_compiling() and not is_exporting():  # a compiler fuses the hash into what uses the noise
+            return uniform(self.draw_seed(like.device), math.prod(shape[:-1]), 0, shape[-1], dtype).view(*shape)
+        return self._of_first_rank(torch.rand(*shape, dtype=dtype, device=like.device))
 
     def draw_seed(self, device: torch.device) -> Tensor:
         """Draw a seed (:mod:`dropmax.noise`), the same on all ranks that share the classes."""
-        seed = draw_seed(device)
-        if self.partition is not None:
-            from dropmax.sharding import shared_seed
+        return self._of_first_rank(draw_seed(device))
 
-            seed = shared_seed(seed, self.partition)
-        return seed
+    def _of_first_rank(self, drawn: Tensor) -> Tensor:
+        return drawn if self.partition is None else self.partition.of_first_rank(drawn)
 
 
 def keep_target(mask: Tensor, target: Tensor) -> Tensor:

@@ -19,8 +19,9 @@ from dropmax.heads.loss import RowLosses
 from dropmax.heads.masked import MaskedHead
 from dropmax.heads.options import SharedOptions
 from dropmax.linear import LowRankLinear, last_map
+from dropmax.losses import losses, losses_of_logits
 from dropmax.objective import LEAST_EPSILON, Options, plain_terms
-from dropmax.walk import Maps, choose_block, losses, losses_of_logits
+from dropmax.walk import Maps, choose_block
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

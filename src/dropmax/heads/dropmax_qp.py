@@ -12,8 +12,8 @@ from dropmax.functional import _wide
 from dropmax.heads.loss import RowLosses
 from dropmax.heads.masked import MaskedHead
 from dropmax.heads.options import SharedOptions
+from dropmax.losses import losses_of_logits
 from dropmax.objective import Options, plain_terms
-from dropmax.walk import losses_of_logits
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

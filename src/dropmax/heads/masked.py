@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -16,12 +17,16 @@ from dropmax.heads.base import Head
 from dropmax.heads.loss import RowLosses
 from dropmax.heads.options import SharedOptions
 from dropmax.linear import LowRankLinear
+from dropmax.losses import RowResults
 from dropmax.objective import LEAST_EPSILON, Options, entropy
 from dropmax.topk import BLOCK_NUMBERS, row_blocks
-from dropmax.walk import RowResults, Rows
+from dropmax.walk import Rows
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+#: Up to this many uniform numbers are drawn by one call of torch.rand; more by a hash, block by block.
+SMALL_NOISE = 2**17
 
 #: Monte Carlo works on this many numbers at once: enough to be fast, small enough for a laptop.
 _MC_BLOCK = 2**22
@@ -141,6 +146,9 @@ class MaskedHead(Head):
         if self.class_weight is not None and self.label_smoothing:  # else a factor of the whole row
             class_weight = self.class_weight.to(_wide(like).dtype)
             row_weight = class_weight[target]
+        if noise is None:
+            small = math.prod(self.noise_shape(len(target)) or ()) <= SMALL_NOISE
+            noise = self.draw_noise(None, like) if small else None
         return Rows(target, self.draw_seed(like.device) if noise is None else noise, class_weight, row_weight)
 
     def report(self, found: RowResults, target: Tensor) -> RowLosses:
