@@ -1,4 +1,4 @@
-"""Import paths of version 0.1 that have moved: they still give the very same modules."""
+"""Import paths of version 0.1 that have moved: the old names still give the same modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How good predictions are: error, likelihood, calibration, and what rejecting unsure ones buys.
+"""How good predictions are: error, likelihood, calibration, and accuracy when unsure ones are rejected.
 
 Every function takes probabilities ``probs`` (N, K) and integer labels ``target`` (N,), checks both, and computes in
 float64 whatever the dtype of the input. Fractions are in [0, 1], not in percent. Where two classes share the highest

@@ -23,7 +23,7 @@ _BITS = 23
 
 
 def draw_seed(device: torch.device | str = "cpu") -> Tensor:
-    """Return a seed drawn from torch's global generator; it stays on the device, so nobody waits for it.
+    """Return a seed drawn from torch's global generator; it stays on the device, without a synchronisation.
 
     >>> draw_seed().shape
     torch.Size([2])

@@ -1,4 +1,4 @@
-"""``dropmax data``: which data sets are there, get them, look them over."""
+"""``dropmax data``: list data sets, download them, verify them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def fetch(
 def check(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Names, or paths of your own; by default every set that is here.", show_default=False),
+        typer.Argument(help="Names or paths; by default, every data set found.", show_default=False),
     ] = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
@@ -94,7 +94,7 @@ def check(
         raise typer.Exit(1)
 
 
-def _right(title: str):  # type: ignore[no-untyped-def]  # rich is imported late, so its types are not at hand
+def _right(title: str):  # type: ignore[no-untyped-def]  # rich is imported late, so its types are not available
     from rich.table import Column
 
     return Column(title, justify="right")

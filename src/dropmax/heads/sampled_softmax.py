@@ -58,7 +58,7 @@ class SampledSoftmax(Head):
         self.num_rivals = min(max(1, sampled - (not target_extra)), num_classes - 1)
 
     def noise_shape(self, num_rows: int) -> tuple[int, ...]:
-        """Return (N, K): a lot for each class."""
+        """Return (N, K): one random number per class."""
         return (num_rows, self.num_classes)
 
     def terms(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor | None) -> dict[str, Tensor]:

@@ -25,7 +25,7 @@ class Sparsemax(Head):
     name = "sparsemax"
 
     def terms(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
-        """Return the sparsemax loss of each row, where the other heads have their cross entropy: so logs line up."""
+        """Return the sparsemax loss of each row, named as the other heads' cross entropy, so that logs line up."""
         return {"cross_entropy": sparsemax_loss(logits["classifier"], target, label_smoothing=self.label_smoothing)}
 
     def probabilities(

@@ -227,7 +227,7 @@ class _Store:
         self.failed |= entry["failed"]
 
     def add(self, rows: range, good: list[int], features: NDArray[np.float32] | None, failed: dict[str, str]) -> None:
-        """Append features first and the journal's line after: a killed process leaves features that nobody counts."""
+        """Append features first and the journal's line after: a killed process leaves features that are ignored."""
         if features is not None:
             if self.width and features.shape[1] != self.width:
                 raise DataError(f"the backbone returned {features.shape[1]} features after {self.width} before")

@@ -16,7 +16,7 @@ __all__ = ["commit", "provenance", "versions"]
 
 
 def provenance(command: str | None = None, seeds: Sequence[int] = ()) -> dict[str, Any]:
-    """Return what somebody else needs to get the same number again.
+    """Return what is needed to get the same number again.
 
     Args:
         command: what was typed; ``sys.argv`` by default.
@@ -61,7 +61,7 @@ def commit() -> str | None:
     """
     here = Path(__file__).resolve()
     root = next((parent for parent in here.parents if (parent / ".git").exists()), None)
-    # Installed into somebody else's checkout (a .venv inside a project, say), that commit would not be ours.
+    # Installed into another project's checkout (a .venv inside a project, say), that commit would not be ours.
     if root is None or root / "src" / "dropmax" not in here.parents:
         return None
     try:

@@ -238,7 +238,7 @@ def test_stopped_and_killed_in_the_middle_it_ends_with_the_same_numbers(tmp_path
     driver.send_signal(signal.SIGINT)
     _, said = driver.communicate(timeout=60)
     assert driver.returncode == 130, said
-    assert "stopped with 0 of 2 runs done; the same command goes on from here" in said
+    assert "stopped with 0 of 2 runs done; the same command resumes from here" in said
     assert workers
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
 

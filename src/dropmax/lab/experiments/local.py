@@ -60,7 +60,7 @@ def run_locally(
 
 
 def _hear(worker: _Worker, line: str | None, schedule: Schedule, options: dict[str, Any]) -> None:
-    """Deal with what a worker says; None is its death."""
+    """Handle a message of a worker; None means that it died."""
     job = worker.job
     if line is None:
         how = worker.how_it_ended()
@@ -142,7 +142,7 @@ class _Worker:
                 self.process.stdin.close()
 
     def stop(self) -> None:
-        """Wait for the process, not for ever."""
+        """Wait for the process, up to a limit."""
         if self.process is None:
             return
         try:

@@ -27,7 +27,7 @@ ROWS = {
     "dropmax": "DropMax",
 }
 
-#: Why a column that nobody asked for has no numbers, where "not run" would not say enough.
+#: Why a column that was not asked for has no numbers, where "not run" would not say enough.
 WHY_NOT = {
     "cifar-10": "needs a GPU-week",
     "cifar-100": "needs a GPU-week",

@@ -108,11 +108,11 @@ def _interruptible(schedule: Schedule) -> Iterator[None]:
         from dropmax.workbench.training import Interrupted
 
         done = f"{len(schedule.results)} of {schedule.plan.count} runs done"
-        raise Interrupted(f"stopped with {done}; the same command goes on from here") from None
+        raise Interrupted(f"stopped with {done}; the same command resumes from here") from None
 
 
 def _estimates(schedule: Schedule, data_dir: Path | str | None, engine: str) -> dict[str, float]:
-    """Measure; this is also where data that is not there and options no head has are found out, before any work."""
+    """Measure. This also finds missing data and unknown options before any work."""
     try:
         return estimate_seconds(schedule.plan, data_dir)
     except DataError:

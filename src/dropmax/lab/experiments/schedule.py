@@ -109,7 +109,7 @@ class Schedule:
         return missing
 
     def _stored(self, job: Job) -> RunRecord | None:
-        """Return the record of a job, or None where it is to be done, which --repair says of failed runs, too."""
+        """Return the record of a job, or None where it must run; with --repair, failed runs must run again."""
         result = self._there.get(job.id)
         if result is None or (self.repair and result.status == "failed"):
             return None

@@ -118,7 +118,7 @@ class Store:
         return [record for _, record in sorted(self.records().items()) if record.kind == kind]
 
     def match(self, job: Job, record: RunRecord) -> RunRecord:
-        """Return the record if it is that of the job; raise where its name is and what it was made with is not."""
+        """Return the record if it belongs to the job; raise where the name agrees and the settings do not."""
         differs = difference(normal(job.recipe.to_dict()), normal(record.recipe))
         if differs is not None:
             raise RunError(

@@ -1,4 +1,4 @@
-"""Hyper-parameters chosen on one data set, used on another that is too dear to tune on."""
+"""Hyper-parameters chosen on one data set, used on another that is too expensive to tune on."""
 
 from __future__ import annotations
 

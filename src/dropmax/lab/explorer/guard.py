@@ -1,4 +1,4 @@
-"""Who may ask, and how every answer leaves: hosts and origins checked, strict headers, no traceback ever."""
+"""Which requests are allowed, and what answers look like: hosts and origins checked, strict headers, no traceback."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Guard:
         self.app, self.bound = app, bound
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse the request, or hand it on and let nothing but polite answers out."""
+        """Refuse the request, or pass it on; every answer gets the strict headers."""
         if scope["type"] == "lifespan":
             return await self.app(scope, receive, send)
         if scope["type"] != "http":
@@ -67,7 +67,7 @@ class Guard:
         try:
             await (refusal or self.app)(scope, receive, send_with_headers)
         except Exception as error:
-            # A bug of ours. One line for whoever runs the server, nothing about our insides for whoever asked.
+            # A bug of ours: one line for the server's log, no internals for the client.
             print(f"dropmax explore: {scope['method']} {scope['path']!r}: {error!r}", file=sys.stderr, flush=True)
             if not started:
                 await polite(500, "Something went wrong here; the explorer goes on.")(scope, receive, send_with_headers)

@@ -1,4 +1,4 @@
-"""Images from strangers, decoded with care, and images for the page; nothing touches the disk."""
+"""Untrusted images, decoded with limits, and images for the page; nothing is written to disk."""
 
 from __future__ import annotations
 

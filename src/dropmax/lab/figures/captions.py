@@ -14,7 +14,7 @@ __all__ = ["Captions"]
 
 
 class Captions:
-    """The file, a section a figure; sections of figures made earlier stay.
+    """The file, one section per figure; sections of figures made earlier stay.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "captions.md"

@@ -21,7 +21,7 @@ _MOST = 8
 
 
 def draw(subject: Subject) -> tuple[Any, str]:
-    """Draw a diagram a head, its seeds pooled."""
+    """Draw one diagram per head, its seeds pooled."""
     plt = style.pyplot()
     methods = dict(list(subject.methods().items())[:_MOST])
     columns = min(4, max(2, len(methods)))

@@ -64,7 +64,7 @@ def crop_and_flip(
 
 
 class Batches:
-    """The minibatches of one epoch, an iterable to go over once an epoch: (float32 inputs, int64 labels).
+    """The minibatches of one epoch, an iterable to go over once per epoch: (float32 inputs, int64 labels).
 
     All random numbers of an epoch are drawn when its iteration starts, so the batches depend on the state of
     ``generator`` then, and on nothing that happens during the epoch.

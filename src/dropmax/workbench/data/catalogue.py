@@ -229,7 +229,7 @@ def find(source: str, data_dir: Path) -> tuple[Path | None, tuple[str, ...]]:
 
 
 def withdrawn(source: str, data_dir: Path) -> str:
-    """Return what to say about a source that its publisher no longer distributes, where it is not at hand.
+    """Return what to say about a source that its publisher no longer distributes, where it is missing.
 
     >>> withdrawn("awa", Path("data")).split(":")[0]
     'the images of awa are no longer distributed by their publisher'

@@ -151,7 +151,7 @@ def _cifar(path: Path, columns: tuple[int, ...], official: int) -> Finding:
         return Finding(str(path), "damaged", f"{len(labels[-1]):,} images, but the official file has {official:,}")
     # CIFAR-10's training images were dealt into five batches at random; every other file has equally many a class.
     if not path.name.startswith("data_batch") and counts.min() != counts.max():
-        return Finding(str(path), "damaged", f"{counts.min()} to {counts.max()} images a class, not equally many")
+        return Finding(str(path), "damaged", f"{counts.min()} to {counts.max()} images per class, not equally many")
     return Finding(str(path), "ok", f"{official:,} images, labels in range")
 
 

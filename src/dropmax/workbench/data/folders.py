@@ -1,4 +1,4 @@
-"""Images in folders: any folder with a sub-folder a class, and the layouts of AWA, AWA2 and CUB-200-2011."""
+"""Images in folders: any folder with one sub-folder per class, and the layouts of AWA, AWA2 and CUB-200-2011."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def list_awa(folder: Path) -> Listing:
 
 
 def list_awa2(folder: Path) -> Listing:
-    """List Animals with Attributes 2: ``JPEGImages/<class>/*.jpg``, 50 images a class for testing, seed or no seed.
+    """List Animals with Attributes 2: ``JPEGImages/<class>/*.jpg``, 50 test images per class, whatever the seed.
 
     >>> list_awa2(Path("no such folder"))
     Traceback (most recent call last):

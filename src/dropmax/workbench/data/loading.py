@@ -47,7 +47,7 @@ def load(
             of the training part, each class giving its share. 0 means none.
         image_size: for image folders, the side in pixels of the square the network sees; 64 by default.
         label_column: for .csv and .parquet tables, the column of labels; ``label`` by default.
-        id_column: for these tables, a column that names the rows and is no feature.
+        id_column: for these tables, a column that names the rows and is not a feature.
         test: the path of a second folder or file with the test part, for data of your own that has none. Its columns
             are matched by name, its labels must be among the training classes.
         backbone: for a folder of images or a table of texts of your own, the pretrained network to turn them into
@@ -91,7 +91,7 @@ def load(
 
 def _read_named(name: str, data_dir: Path, image_size: int | None) -> Parts:
     if name in ("mnist-1k", "mnist-5k"):
-        # Always from the package, even where the official files are at hand: a result must not depend on that.
+        # Always from the package, even where the official files are present: a result must not depend on that.
         digits = embedded_digits()
         return Parts(
             train=_digits(digits.train_images, digits.train_labels),

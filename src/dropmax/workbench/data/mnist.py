@@ -49,7 +49,7 @@ class EmbeddedDigits:
 
 @lru_cache(maxsize=1)
 def embedded_digits() -> EmbeddedDigits:
-    """Unpack the digits inside the package; about a fifth of a second, and once a process.
+    """Unpack the digits inside the package; takes about a fifth of a second, once per process.
 
     ``embedded/mnist-20k.xz`` is, unpacked: 20,000 images of 784 bytes (training, validation, test), 20,000 labels of
     one byte, then 10,000 little-endian 16-bit rows of the official training file (training, validation). The xz

@@ -38,7 +38,7 @@ class TableRows:
 
 
 def read_table(path: Path, label_column: str = "label", id_column: str = "") -> Parts:
-    """Read a table to learn from: numbers, one column of labels, and perhaps one of identifiers that is no feature.
+    """Read a table to learn from: numbers, one column of labels, and perhaps one of identifiers.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "mine.csv")

@@ -20,7 +20,7 @@ class Unlike:
     """Counts the inputs that look unlike the training data.
 
     Args:
-        brightness: mean and deviation of the training images' pixels in [0, 1]; None where nobody noted them.
+        brightness: mean and deviation of the training images' pixels in [0, 1]; None if they were not recorded.
         mean: of the features in training.
         std: their deviation.
 

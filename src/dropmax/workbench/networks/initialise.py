@@ -10,7 +10,7 @@ __all__ = ["glorot", "initialise_head", "kaiming", "truncated_normal"]
 
 
 def glorot(network: nn.Module) -> None:
-    """Uniform on +-sqrt(6 / (fan_in + fan_out)), biases zero: what ``tf.layers`` does unasked.
+    """Uniform on +-sqrt(6 / (fan_in + fan_out)), biases zero: the default of ``tf.layers``.
 
     >>> layer = nn.Linear(3, 3)
     >>> glorot(layer)

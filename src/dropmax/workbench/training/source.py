@@ -146,7 +146,7 @@ def _remembered(run: Path | str | None) -> dict[str, Any]:
 
 
 def _find(name: str, path: str | None, run: Path | str | None) -> str:
-    """Return where data of one's own is: where it was, or where its name leads from here."""
+    """Return where the user's own data is: where it was, or where its name leads from here."""
     if run is None or (name in NAMES and path is None):
         return name
     places = [place for place in (path, name) if place]
