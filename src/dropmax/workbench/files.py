@@ -18,11 +18,7 @@ __all__ = ["CannotWrite", "check_place", "lock", "parse_json", "write_atomically
 
 
 class CannotWrite(RunError):
-    """The disk is full, or the place may not be written to: nothing the run itself could do about it.
-
-    >>> issubclass(CannotWrite, RunError)
-    True
-    """
+    """The disk is full, or the place may not be written to: nothing the run itself could do about it."""
 
 
 def check_place(directory: Path) -> None:

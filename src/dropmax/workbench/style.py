@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from dropmax.errors import MissingDependency
 from dropmax.workbench.files import write_atomically
@@ -19,21 +22,27 @@ __all__ = [
     "MASKS",
     "ORANGE",
     "PAGE",
+    "PALE",
     "RED",
     "TRUTH",
+    "band",
     "bare",
+    "class_ticks",
     "encode",
+    "image",
     "look",
     "mark_answers",
     "outlined",
     "panel",
     "plain",
+    "profile_colours",
     "pyplot",
     "save",
 ]
 
 #: Okabe & Ito's palette; blue is dark and orange light when printed grey.
 BLUE, ORANGE, TRUTH, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#8C8C8C"
+PALE = "#B8CFE0"  #: bars of classes that are neither the truth nor an answer
 
 #: Widths in inches of a journal's column and of its page: drawn at these, text has the size it says.
 COLUMN, PAGE = 3.4, 7.0
@@ -139,6 +148,40 @@ def bare(axes: Any) -> None:
     axes.grid(False)
     for spine in axes.spines.values():
         spine.set_visible(False)
+
+
+def image(axes: Any, shown: Any, interpolation: str = "nearest") -> None:
+    """Show a picture, grey ones dark on white as on paper, and nothing around it."""
+    axes.imshow(shown, cmap="gray_r", interpolation=interpolation)
+    bare(axes)
+
+
+def class_ticks(axes: Any, classes: Iterable[str], *, both: bool = False) -> None:
+    """Name the classes along the x axis, upright unless they are digits or the like; with ``both`` along y too."""
+    names = [plain(name, 9) for name in classes]
+    axes.set_xticks(range(len(names)), names, rotation=90 if max(map(len, names)) > 2 else 0, fontsize=7)
+    if both:
+        axes.set_yticks(range(len(names)), names, fontsize=7)
+
+
+def profile_colours(classes: Iterable[int], truth: int, rival: int) -> list[str]:
+    """Return the colour of each class's bar: the truth, the rival or wrong answer, and all others pale.
+
+    >>> profile_colours(range(3), truth=1, rival=2) == [PALE, TRUTH, RED]
+    True
+    """
+    return [TRUTH if k == truth else RED if k == rival else PALE for k in classes]
+
+
+def band(axes: Any, curves: Sequence[tuple[Any, Any]], colour: str, line: Any, **look: Any) -> None:
+    """Draw the mean of several (x, y) curves and a band from their lowest to their highest value."""
+    grid = np.asarray(max((x for x, _ in curves), key=len), dtype=float)
+    values = np.stack([np.interp(grid, x, y) for x, y in curves])
+    look = {"linewidth": 1.6, "alpha": 1.0, "rasterized": len(grid) > 5000} | look  # as a path it would take megabytes
+    axes.plot(grid, values.mean(0), linestyle=line, color=colour, **look)
+    if len(curves) > 1:
+        pale = {"alpha": 0.18 * look["alpha"], "linewidth": 0, "rasterized": look["rasterized"]}
+        axes.fill_between(grid, values.min(0), values.max(0), color=colour, **pale)
 
 
 def outlined(width: float = 1.8) -> list[Any]:

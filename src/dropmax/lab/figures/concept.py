@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dropmax.lab.figures.retain_profiles import sampled_masks
+from dropmax.lab.figures.noise import sampled
 from dropmax.lab.figures.runs import Run, picture
 from dropmax.lab.figures.subject import NotDrawable, Subject
 from dropmax.workbench import style
@@ -23,9 +23,7 @@ _DRAWS = 4
 
 def same_class_other_rivals(run: Run) -> tuple[int, int]:
     """Return two examples, right and of one class if possible, whose strongest rivals differ and stand out most."""
-    outputs = run.outputs
-    right = outputs.predicted == outputs.labels
-    pairs = _pairs(run, right) or _pairs(run, torch.ones_like(right))  # a poor model may get too few right
+    pairs = _pairs(run, ~run.wrong) or _pairs(run, torch.ones_like(run.wrong))  # a poor model may get too few right
     if not pairs:
         raise NotDrawable(f"needs two examples with different rivals, and {run.path} has none")
     _, _, first, second = max(pairs)
@@ -59,8 +57,7 @@ def draw(subject: Subject) -> tuple[Any, str]:
     figure, axes = plt.subplots(2, 3, figsize=(style.PAGE, 3.3), width_ratios=[1, 2.2, 3.2])
     for row, index in enumerate(chosen):
         image, bars, draws = axes[row]
-        image.imshow(picture(run.test, index), cmap="gray_r", interpolation="nearest")
-        style.bare(image)
+        style.image(image, picture(run.test, index))
         truth = int(run.outputs.labels[index])
         image.set_title(style.plain(f"a {run.classes[truth]}", 14), fontsize=9, color=style.TRUTH, fontweight="bold")
         _bars(bars, run, index, truth)
@@ -77,40 +74,27 @@ def draw(subject: Subject) -> tuple[Any, str]:
 def _bars(axes: Any, run: Run, index: int, truth: int) -> None:
     rho = run.outputs.retain[index]
     rival = int(rho.scatter(0, torch.tensor([truth]), -1.0).argmax())
-    colours = [style.TRUTH if k == truth else style.RED if k == rival else "#B8CFE0" for k in range(len(rho))]
-    axes.bar(range(len(rho)), rho.tolist(), color=colours)
+    axes.bar(range(len(rho)), rho.tolist(), color=style.profile_colours(range(len(rho)), truth, rival))
     axes.set(ylim=(0, 1), yticks=[0, 0.5, 1], ylabel="retain prob. ρ")
-    _names(axes, run)
+    style.class_ticks(axes, run.classes)
     axes.grid(axis="x", visible=False)
 
 
 def _draws(axes: Any, run: Run, index: int, truth: int, generator: torch.Generator) -> None:
+    from matplotlib.patches import Rectangle
+
     o, a = (values[0] for values in run.logits(rows=[index]))
-    kept = sampled_masks(a, _DRAWS, generator)
     count = len(o)
-    for row, mask in enumerate(kept):
-        used = mask if bool(mask.any()) else ~mask
-        probs = o.masked_fill(~used, -torch.inf).softmax(-1)
+    for row, (mask, probs) in enumerate(zip(*sampled(o, a, _DRAWS, generator), strict=True)):
         answer = int(probs.argmax())
         for k in range(count):
             colour = style.BLUE if bool(mask[k]) else "#EEEEEE"
-            axes.add_patch(_cell(k, row, colour))
+            axes.add_patch(Rectangle((k - 0.44, row - 0.38), 0.88, 0.76, color=colour, linewidth=0))
         words = f"→ {style.plain(run.classes[answer], 9)}  {float(probs[answer]):.2f}"
         colour = style.TRUTH if answer == truth else style.RED
         axes.text(count - 0.3, row, words, va="center", fontsize=8.5, color=colour, fontweight="bold")
     axes.set(xlim=(-0.6, 1.42 * count), ylim=(_DRAWS - 0.4, -0.6), yticks=[])
-    _names(axes, run)
+    style.class_ticks(axes, run.classes)
     axes.grid(False)
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.tick_params(length=0)
-
-
-def _cell(k: int, row: int, colour: str) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((k - 0.44, row - 0.38), 0.88, 0.76, color=colour, linewidth=0)
-
-
-def _names(axes: Any, run: Run) -> None:
-    names = [style.plain(name, 9) for name in run.classes]
-    axes.set_xticks(range(len(names)), names, rotation=90 if max(map(len, names)) > 2 else 0, fontsize=7)

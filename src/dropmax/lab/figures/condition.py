@@ -38,9 +38,6 @@ class Condition:
         spread: the highest minus the lowest rho of a rival.
         left_side: of the inequality.
         under_q, under_p: the gradient's size under the masks' posterior and prior, as multiples of softmax's.
-
-    >>> "left_side" in Condition.__dataclass_fields__
-    True
     """
 
     margin: Tensor

@@ -47,7 +47,7 @@ def links(outputs: Outputs, *, classes: int = MOST_CLASSES, limit: int = MOST_LI
     >>> links(Outputs(torch.eye(4), rho, torch.tensor([0, 0, 2, 3])))
     [Link(first=0, second=1, flagged=1.0, mistakes=1)]
     """
-    answers = outputs.probs.argmax(-1)
+    answers = outputs.predicted
     count = outputs.probs.shape[-1]
     flagged = torch.zeros(count, count)
     for answer, rivals in zip(answers.tolist(), confusable(outputs.retain, answers), strict=True):

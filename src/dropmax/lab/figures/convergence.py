@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from dropmax.lab.figures.runs import Run, data_name
 from dropmax.lab.figures.subject import Subject
 from dropmax.workbench import style
 
-__all__ = ["CAPTION", "draw", "draw_band"]
+__all__ = ["CAPTION", "draw"]
 
 CAPTION = "Cross entropy in training, pale on what is trained on and full on what is not."
 
@@ -56,8 +54,8 @@ def draw(subject: Subject) -> tuple[Any, str]:
             colour, line = style.look(looks[label])
             curves = [_recorded(subject, run) if recorded else _logged(run) for run in runs]
             band |= len(runs) > 1
-            draw_band(panel, [(c.steps, c.train) for c in curves], colour, "-", alpha=0.45, width=0.5)
-            draw_band(panel, [(c.held_steps, c.held) for c in curves], colour, line, label=style.plain(label, 40))
+            style.band(panel, [(c.steps, c.train) for c in curves], colour, "-", alpha=0.45, linewidth=0.5)
+            style.band(panel, [(c.held_steps, c.held) for c in curves], colour, line, label=style.plain(label, 40))
         values = [y for line in panel.get_lines() for y in line.get_ydata() if y > 0]
         panel.set(xlabel="step", yscale="log" if max(values) > 10 * min(values) else "linear")
         panel.set_ylabel("cross entropy (nats)" if place % columns == 0 else "")
@@ -71,29 +69,6 @@ def draw(subject: Subject) -> tuple[Any, str]:
         panel.legend(fontsize=7.5, ncol=2, loc="upper right")
     seeds = "Lines are means over seeds, bands go from the lowest to the highest." if band else "One seed: no band."
     return figure, f"{_RECORDED if recorded else _LOGGED} {seeds}{_fidelity(subject) if recorded else ''}"
-
-
-def draw_band(
-    axes: Any,
-    curves: Sequence[tuple[Any, Any]],
-    colour: str,
-    line: Any,
-    *,
-    label: str | None = None,
-    alpha: float = 1.0,
-    width: float = 1.6,
-) -> None:
-    """Draw the mean of several (x, y) curves and a band from their lowest to their highest value."""
-    grid = np.asarray(max((x for x, _ in curves), key=len), dtype=float)
-    values = np.stack([np.interp(grid, x, y) for x, y in curves])
-    many = len(grid) > 5000  # pixels, also in an SVG: as a path it would take megabytes
-    axes.plot(
-        grid, values.mean(0), linestyle=line, color=colour, linewidth=width, alpha=alpha, label=label, rasterized=many
-    )
-    if len(curves) > 1:
-        axes.fill_between(
-            grid, values.min(0), values.max(0), color=colour, alpha=0.18 * alpha, linewidth=0, rasterized=many
-        )
 
 
 def _recorded(subject: Subject, run: Run) -> _Curves:

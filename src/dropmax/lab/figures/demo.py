@@ -127,8 +127,7 @@ def _row(
             profile.set_visible(False)
             continue
         index = chosen[column]
-        picture.imshow(images[index].squeeze(0).numpy(), cmap="gray_r", interpolation="nearest")
-        style.bare(picture)
+        style.image(picture, images[index].squeeze(0).numpy())
         picture.set_title(" \n ", fontsize=9.5)  # room for the two lines below, each in its own colour
         for line, (name, one) in enumerate((("softmax", softmax), ("DropMax", dropmax))):
             said = int(one.predicted[index])
@@ -142,28 +141,18 @@ def _row(
     if chosen:
         axes[1, 0].set_ylabel("retain\nprobability ρ", fontsize=8)
     if key:
-        handles = [
-            _patch(colour, name)
-            for colour, name in ((style.TRUTH, "the truth"), (style.RED, "softmax's wrong answer"), (_OTHER, "other"))
-        ]
-        figure.legend(handles=handles, loc="outside lower left", ncol=3, fontsize=9, title=None)
+        from matplotlib.patches import Patch
 
-
-_OTHER = "#BFD4E2"
-
-
-def _patch(colour: str, label: str) -> Any:
-    from matplotlib.patches import Patch
-
-    return Patch(color=colour, label=label)
+        names = {style.TRUTH: "the truth", style.RED: "softmax's wrong answer", style.PALE: "other"}
+        handles = [Patch(color=colour, label=name) for colour, name in names.items()]
+        figure.legend(handles=handles, loc="outside lower left", ncol=3, fontsize=9)
 
 
 def _profile(axes: Any, index: int, softmax: Outputs, dropmax: Outputs) -> None:
     rho = dropmax.retain[index].tolist()
     truth, rival = int(dropmax.labels[index]), int(softmax.predicted[index])
     classes = range(len(rho))
-    colours = [style.TRUTH if k == truth else style.RED if k == rival else _OTHER for k in classes]
-    axes.bar(classes, rho, width=0.82, color=colours)
+    axes.bar(classes, rho, width=0.82, color=style.profile_colours(classes, truth, rival))
     axes.set(xticks=list(classes), ylim=(0, 1), yticks=[0, 0.5, 1], xlim=(-0.7, len(rho) - 0.3))
     axes.tick_params(labelsize=7, length=2)
     axes.grid(axis="x", visible=False)

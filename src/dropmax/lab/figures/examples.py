@@ -47,8 +47,7 @@ def draw(subject: Subject) -> tuple[Any, str]:
         image.set_visible(True)
         bars.set_visible(True)
         shown = picture(run.test, index)
-        image.imshow(shown, cmap="gray_r", interpolation="nearest" if shown.shape[0] <= 28 else "antialiased")
-        style.bare(image)
+        style.image(image, shown, "nearest" if shown.shape[0] <= 28 else "antialiased")
         _bars(bars, run, base, index)
     shown_truths = sum(int(run.outputs.labels[i]) in top_and_bottom(run.outputs.retain[i])[:4] for i in chosen)
     return figure, f"The truth is among the four highest in {shown_truths} of {len(chosen)}."
@@ -56,7 +55,7 @@ def draw(subject: Subject) -> tuple[Any, str]:
 
 def _chosen(base: Run) -> list[int]:
     labels = base.outputs.labels
-    wrong = (base.outputs.probs.argmax(-1) != labels).nonzero().squeeze(-1)
+    wrong = base.wrong.nonzero().squeeze(-1)
     order = wrong[torch.randperm(len(wrong), generator=torch.Generator().manual_seed(0))].tolist()
     firsts: dict[int, int] = {}
     for index in order:
@@ -66,19 +65,19 @@ def _chosen(base: Run) -> list[int]:
 
 def _bars(axes: Any, run: Run, base: Run, index: int) -> None:
     rho = run.outputs.retain[index]
-    truth, said = int(run.outputs.labels[index]), int(base.outputs.probs[index].argmax())
+    truth, said = int(run.outputs.labels[index]), int(base.outputs.predicted[index])
     classes = top_and_bottom(rho)
     # A gap between the highest and the lowest.
     places = [*range(4), *(4.6 + i for i in range(2))]
-    colours = [style.TRUTH if k == truth else style.RED if k == said else "#B8CFE0" for k in classes]
+    colours = style.profile_colours(classes, truth, said)
     axes.barh(places, rho[classes].tolist(), color=colours, height=0.8)
     axes.set_ylim(6.1, -0.6)
     axes.set(xlim=(0, 1), xticks=[0, 0.5, 1], xticklabels=["0", "½", "1"])
     axes.set_xlabel("retain probability ρ", fontsize=7, labelpad=1)
     names = [_marked(run.classes[k], k, truth, said) for k in classes]
     axes.set_yticks(places, names, fontsize=7.5)
-    for label, k in zip(axes.get_yticklabels(), classes, strict=True):
-        label.set_color(style.TRUTH if k == truth else style.RED if k == said else "black")
+    for label, colour in zip(axes.get_yticklabels(), colours, strict=True):
+        label.set_color("black" if colour == style.PALE else colour)
     axes.tick_params(axis="x", labelsize=7, length=2)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)

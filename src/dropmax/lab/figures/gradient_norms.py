@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from dropmax.lab.figures.convergence import draw_band
 from dropmax.lab.figures.subject import Subject
 from dropmax.workbench import style
 
@@ -32,7 +31,7 @@ def draw(subject: Subject) -> tuple[Any, str]:
         found = [subject.recordings[run] for run in runs]
         for one in found:
             axes.plot(one.steps, one.gradient_norm, color=colour, linewidth=0.5, alpha=0.3)
-        draw_band(
+        style.band(
             axes, [(r.steps, _smooth(r.gradient_norm)) for r in found], colour, line, label=style.plain(label, 40)
         )
         means[label] = float(np.mean([np.mean(r.gradient_norm) for r in found]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dropmax.lab.figures.convergence import draw_band
 from dropmax.lab.figures.subject import NotDrawable, Subject
 from dropmax.workbench import style
 
@@ -34,7 +33,7 @@ def draw(subject: Subject) -> tuple[Any, str]:
 
         def band(panel: Any, value: Callable[[Any], float], line: Any, label: str | None = None) -> None:
             curves = [([row["epoch"] for row in each], [value(row) for row in each]) for each in rows]  # noqa: B023
-            draw_band(panel, curves, colour, line, label=label)  # noqa: B023
+            style.band(panel, curves, colour, line, label=label)  # noqa: B023
 
         band(panels[0], lambda row: row["masks"]["retain_target"], "-", style.plain(label, 60))
         band(panels[0], lambda row: row["masks"]["retain_rivals"], "--")

@@ -13,7 +13,7 @@ from dropmax.lab.figures.runs import Run, picture
 from dropmax.lab.figures.subject import Subject
 from dropmax.workbench import style
 
-__all__ = ["CAPTION", "draw", "keep_the_target", "sampled_on_target"]
+__all__ = ["CAPTION", "draw", "keep_the_target", "sampled"]
 
 CAPTION = (
     "Predicted probability of the truth, (a) as noise is added to an example, over 1,000 sampled masks (grey dots; "
@@ -39,12 +39,17 @@ def keep_the_target(o: Tensor, a: Tensor, target: int) -> tuple[Tensor, Tensor]:
     return o, a
 
 
-def sampled_on_target(o: Tensor, a: Tensor, target: Tensor, samples: int, generator: torch.Generator) -> Tensor:
-    """Return the sampled probabilities of each row's target, (S, N)."""
+def sampled(o: Tensor, a: Tensor, samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return ``samples`` masks from p(z | x) and the prediction under each (equation 14), both (S, ..., K).
+
+    >>> g = torch.Generator().manual_seed(0)
+    >>> kept, probs = sampled(torch.zeros(3), torch.tensor([50.0, 50.0, -50.0]), 1, g)
+    >>> kept.tolist(), probs.tolist()
+    ([[True, True, False]], [[0.5, 0.5, 0.0]])
+    """
     kept = torch.rand(samples, *o.shape, generator=generator, dtype=o.dtype) < a.sigmoid()
-    kept |= ~kept.any(-1, keepdim=True)  # nothing kept: the whole softmax
-    probs = o.masked_fill(~kept, -torch.inf).softmax(-1)
-    return probs.gather(-1, target.expand(samples, -1).unsqueeze(-1)).squeeze(-1)
+    used = kept | ~kept.any(-1, keepdim=True)  # nothing kept: the whole softmax
+    return kept, o.masked_fill(~used, -torch.inf).softmax(-1)
 
 
 def draw(subject: Subject) -> tuple[Any, str]:
@@ -90,10 +95,8 @@ def draw(subject: Subject) -> tuple[Any, str]:
 
 def _example(run: Run) -> int:
     """Return the test example of class 1, as in the paper, whose truth the model is surest of; else of any class."""
-    labels = run.outputs.labels
-    on_truth = run.outputs.probs.gather(-1, labels[:, None]).squeeze(-1)
-    is_one = labels == 1
-    return int((on_truth.masked_fill(~is_one, -1.0) if bool(is_one.any()) else on_truth).argmax())
+    is_one = run.outputs.labels == 1
+    return int((run.on_truth.masked_fill(~is_one, -1.0) if bool(is_one.any()) else run.on_truth).argmax())
 
 
 def _noisy(run: Run, index: int, generator: torch.Generator) -> tuple[Tensor, list[Any], Tensor, Tensor]:
@@ -112,14 +115,14 @@ def _noisy(run: Run, index: int, generator: torch.Generator) -> tuple[Tensor, li
 
 def _of_growing_difficulty(run: Run) -> list[int]:
     """Return test examples at even steps of the predicted probability of their truth, from surest to least sure."""
-    on_truth = run.outputs.probs.gather(-1, run.outputs.labels[:, None]).squeeze(-1)
-    wanted = torch.linspace(float(on_truth.max()), float(on_truth.min()), _REAL)
-    return list(dict.fromkeys(int((on_truth - level).abs().argmin()) for level in wanted))
+    wanted = torch.linspace(float(run.on_truth.max()), float(run.on_truth.min()), _REAL)
+    return list(dict.fromkeys(int((run.on_truth - level).abs().argmin()) for level in wanted))
 
 
 def _panel(axes: Any, x: Tensor, o: Tensor, a: Tensor, target: Tensor, generator: torch.Generator) -> float:
     """Draw samples beside the exact moments; return the largest difference of their means."""
-    samples = sampled_on_target(o, a, target, _SAMPLES, generator)
+    _, probs = sampled(o, a, _SAMPLES, generator)
+    samples = probs.gather(-1, target.expand(_SAMPLES, -1).unsqueeze(-1)).squeeze(-1)
     mean = exact.predictive(o, a).gather(-1, target[:, None]).squeeze(-1)
     std = exact.variance(o, a).gather(-1, target[:, None]).squeeze(-1).sqrt()
     step = float(x[1] - x[0]) if len(x) > 1 else 1.0
@@ -142,5 +145,4 @@ def _strip(axes: Any, images: list[Any]) -> None:
     axes.set(xlim=(-0.5, len(images) - 0.5), ylim=(-0.5, 0.5))
     for place, image in enumerate(images):
         inset = axes.inset_axes([place / len(images), 0, 0.94 / len(images), 1])
-        inset.imshow(image, cmap="gray_r", interpolation="nearest")
-        style.bare(inset)
+        style.image(inset, image)

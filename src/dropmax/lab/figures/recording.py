@@ -53,9 +53,6 @@ class Recording:
         test_steps: of the test curve.
         test: cross entropy with rho of the test set.
         provenance: who recorded this, when and how.
-
-    >>> "gradient_norm" in Recording.__dataclass_fields__
-    True
     """
 
     recipe: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -191,6 +192,36 @@ def make_figures(
     style.pyplot()  # say that matplotlib is missing before the work, not after it
     out = Path(out)
     command = command or shlex.join(["dropmax", *sys.argv[1:]])
+    planned, refused = _plan(chosen, runs, out, recorded)
+    if only and refused:
+        raise RunError(f"the figure {refused[0].name} {refused[0].why_not}")
+    _refuse_to_overwrite([out / f"{stem}.{form}" for _, _, stem in planned for form in forms], force)
+    captions = Captions(out / "captions.md", force)
+    made = []
+    for figure, subject, stem in planned:
+        if recorded and figure.uses_recordings:
+            wanted = subject.recorded_pair() if figure.needs.recordings else subject.runs
+            subject = Subject(subject.runs, {run: record(run, out, command=command) for run in wanted})
+        try:
+            one = _make(figure, subject, out, stem, forms, command)
+        except NotDrawable as reason:
+            if only:
+                raise RunError(f"the figure {stem} {reason}") from None
+            refused.append(Made(stem, (), why_not=str(reason)))
+            continue
+        given = [run.path for run in subject.runs] if figure.needs != Needs() else []
+        captions.add(one.name, figure.place, one.caption, one.files, given, command)
+        tell(one)
+        made.append(one)
+    for one in refused:
+        tell(one)
+    return made + refused
+
+
+def _plan(
+    chosen: Sequence[Figure], runs: Sequence[Run], out: Path, recorded: bool
+) -> tuple[list[tuple[Figure, Subject, str]], list[Made]]:
+    """Return what to draw, of what and under which name, and the figures that no data set has enough for."""
     planned: list[tuple[Figure, Subject, str]] = []
     refused: list[Made] = []
     subjects = _subjects(runs)
@@ -203,37 +234,15 @@ def make_figures(
         for stem, subject in candidates.items():
             if figure.uses_recordings:
                 subject = _with_recordings(subject, out)
-            reason = figure.needs.missing(subject)
-            if reason is not None and recorded and figure.needs.recordings:
-                reason = Needs(masks=figure.needs.masks, base=figure.needs.base).missing(subject)
+            needs = figure.needs
+            reason = (dataclasses.replace(needs, recordings=False) if recorded else needs).missing(subject)
             if reason is None:
                 planned.append((figure, subject, stem))
             else:
                 reasons.append(reason)
         if len(reasons) == len(candidates):
-            if only:
-                raise RunError(f"the figure {figure.name} {reasons[0]}")
             refused.append(Made(figure.name, (), why_not=reasons[0]))
-    _refuse_to_overwrite([out / f"{stem}.{form}" for _, _, stem in planned for form in forms], force)
-    captions = Captions(out / "captions.md", force)
-    made = []
-    for figure, subject, stem in planned:
-        if recorded and figure.uses_recordings:
-            wanted = subject.recorded_pair() if figure.needs.recordings else subject.runs
-            subject = Subject(subject.runs, {run: record(run, out, command=command) for run in wanted})
-        try:
-            made.append(_make(figure, subject, out, stem, forms, command))
-        except NotDrawable as reason:
-            if only:
-                raise RunError(f"the figure {stem} {reason}") from None
-            refused.append(Made(stem, (), why_not=str(reason)))
-            continue
-        given = [run.path for run in subject.runs] if figure.needs != Needs() else []
-        captions.add(made[-1].name, figure.place, made[-1].caption, made[-1].files, given, command)
-        tell(made[-1])
-    for one in refused:
-        tell(one)
-    return made + refused
+    return planned, refused
 
 
 def _make(figure: Figure, subject: Subject, out: Path, stem: str, forms: Sequence[str], command: str) -> Made:

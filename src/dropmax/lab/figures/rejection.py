@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from dropmax.lab.figures.convergence import draw_band
 from dropmax.lab.figures.subject import Subject
 from dropmax.metrics import accuracy_rejection_curve, aurc
 from dropmax.workbench import style
@@ -32,7 +31,7 @@ def draw(subject: Subject) -> tuple[Any, str]:
         for run in runs:
             coverage, accuracy = accuracy_rejection_curve(run.outputs.probs, run.outputs.labels)
             curves.append((100 * rejected, 100 * np.interp(1 - rejected, coverage.numpy(), accuracy.numpy())))
-        draw_band(axes, curves, colour, line, label=style.plain(label, 40))
+        style.band(axes, curves, colour, line, label=style.plain(label, 40))
         mean = float(np.mean([aurc(run.outputs.probs, run.outputs.labels) for run in runs]))
         areas.append(f"{label} {mean:.4f}")
     axes.set(xlabel="rejected (%)", ylabel="accuracy on the rest (%)", xlim=(0, 60))

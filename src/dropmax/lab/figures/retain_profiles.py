@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from dropmax import exact
+from dropmax.lab.figures.noise import sampled
 from dropmax.lab.figures.runs import Run, picture
 from dropmax.lab.figures.subject import NotDrawable, Subject
 from dropmax.workbench import style
 
-__all__ = ["CAPTION", "draw", "hardest", "sampled_masks", "sampled_predictions"]
+__all__ = ["CAPTION", "draw", "hardest"]
 
 CAPTION = (
     "Retain probabilities of test examples; a green circle marks the truth, a red cross the base model's "
@@ -43,10 +44,10 @@ def draw(subject: Subject) -> tuple[Any, str]:
     top, bottom = figure.subfigures(2, 1, height_ratios=[1.05, 1])
     axes = top.subplots(1, 6, width_ratios=[1, 5, 1, 5, 5, 5])
     _thumbnails(axes[0], run, easy)
-    _profiles(axes[1], run, base, easy, rho[easy], marked=True)
+    _profiles(axes[1], run, base, easy, rho[easy])
     _thumbnails(axes[2], run, hard)
     for column, values in ((3, rho[hard]), (4, q), (5, masks)):
-        image = _profiles(axes[column], run, base, hard, values, marked=True)
+        image = _profiles(axes[column], run, base, hard, values)
     for column, letter, title in ((1, "a", "ρ, easy"), (3, "b", "ρ, hard"), (4, "c", "q, hard"), (5, "d", "z, hard")):
         style.panel(axes[column], letter, title)
     top.colorbar(image, ax=axes, location="right", fraction=0.012, pad=0.008, ticks=[0, 0.5, 1])
@@ -65,35 +66,13 @@ def hardest(base: Run, limit: int) -> list[int]:
 
     Among as many classes as there are rows; within the result, in the order of the classes.
     """
-    probs, labels = base.outputs.probs, base.outputs.labels
-    on_truth = probs.gather(-1, labels[:, None]).squeeze(-1)
-    wrong = (probs.argmax(-1) != labels).nonzero().squeeze(-1)
-    ordered = wrong[on_truth[wrong].argsort(stable=True)].tolist()
+    labels = base.outputs.labels
+    wrong = base.wrong.nonzero().squeeze(-1)
+    ordered = wrong[base.on_truth[wrong].argsort(stable=True)].tolist()
     taken: dict[int, int] = {}
     for index in ordered:
         taken[index] = sum(int(labels[i]) == int(labels[index]) for i in taken)  # how many of its class come before
     return sorted(sorted(ordered, key=lambda i: taken[i])[:limit], key=lambda i: int(labels[i]))
-
-
-def sampled_masks(a: Tensor, samples: int, generator: torch.Generator) -> Tensor:
-    """Return ``samples`` masks (S, K) of one example: which classes each draw from p(z | x) keeps.
-
-    >>> sampled_masks(torch.tensor([50.0, -50.0]), 1, torch.Generator().manual_seed(0))
-    tensor([[ True, False]])
-    """
-    return torch.rand(samples, len(a), generator=generator, dtype=a.dtype) < a.sigmoid()
-
-
-def sampled_predictions(o: Tensor, a: Tensor, samples: int, generator: torch.Generator) -> Tensor:
-    """Return ``samples`` predictions (S, K) of one example, each with masks drawn from p(z | x) (equation 14).
-
-    >>> g = torch.Generator().manual_seed(0)
-    >>> sampled_predictions(torch.zeros(2), torch.full((2,), 50.0), 3, g)[0]  # both classes are always kept
-    tensor([0.5000, 0.5000])
-    """
-    kept = sampled_masks(a, samples, generator)
-    kept |= ~kept.any(-1, keepdim=True)  # nothing kept: the whole softmax
-    return o.masked_fill(~kept, -torch.inf).softmax(-1)
 
 
 def _easiest(base: Run, run: Run, classes: list[int]) -> list[int]:
@@ -102,7 +81,7 @@ def _easiest(base: Run, run: Run, classes: list[int]) -> list[int]:
     The classes are those of the hard examples, so that the two columns show the same classes row by row.
     """
     labels = run.outputs.labels
-    both = torch.minimum(*(one.outputs.probs.gather(-1, labels[:, None]).squeeze(-1) for one in (base, run)))
+    both = torch.minimum(base.on_truth, run.on_truth)
     orders = {k: both.masked_fill(labels != k, -1.0).argsort(descending=True, stable=True).tolist() for k in classes}
     seen: list[int] = []
     for k in classes:
@@ -119,47 +98,38 @@ def _thumbnails(axes: Any, run: Run, indices: list[int]) -> None:
     style.bare(axes)
 
 
-def _profiles(axes: Any, run: Run, base: Run, indices: list[int], values: Tensor, *, marked: bool) -> Any:
+def _profiles(axes: Any, run: Run, base: Run, indices: list[int], values: Tensor) -> Any:
     image = axes.imshow(values.numpy(), cmap=style.MASKS, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
     for row, index in enumerate(indices):
-        truth, said = int(run.outputs.labels[index]), int(base.outputs.probs[index].argmax())
-        if marked:
-            style.mark_answers(axes, (truth, row), (said, row) if said != truth else None, size=5)
-    _class_ticks(axes, run)
+        truth, said = int(run.outputs.labels[index]), int(base.outputs.predicted[index])
+        style.mark_answers(axes, (truth, row), (said, row) if said != truth else None, size=5)
+    style.class_ticks(axes, run.classes)
     axes.set(yticks=[], ylim=(len(indices) - 0.5, -0.5))
     axes.grid(False)
     return image
-
-
-def _class_ticks(axes: Any, run: Run, *, both: bool = False) -> None:
-    names = [style.plain(name, 9) for name in run.classes]
-    long = max(map(len, names)) > 2
-    axes.set_xticks(range(len(names)), names, rotation=90 if long else 0, fontsize=7)
-    if both:
-        axes.set_yticks(range(len(names)), names, fontsize=7)
 
 
 def _averages(figure: Any, base: Run, run: Run) -> int:
     """Draw the class averages of rho over the hard examples; return how many those are."""
     axes = figure.subplots()
     rho, labels = run.outputs.retain, run.outputs.labels
-    wrong = base.outputs.probs.argmax(-1) != labels
-    count = rho.shape[-1]
-    means = torch.stack([rho[wrong & (labels == k)].mean(0) for k in range(count)])  # NaN, drawn blank, where none
+    means = torch.stack(
+        [rho[base.wrong & (labels == k)].mean(0) for k in range(rho.shape[-1])]
+    )  # NaN, drawn blank, where none
     image = axes.imshow(means.numpy(), cmap=style.MASKS, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-    _class_ticks(axes, run, both=True)
+    style.class_ticks(axes, run.classes, both=True)
     axes.set(xlabel="class $k$", ylabel="true class")
     axes.grid(False)
     style.panel(axes, "e", r"mean ρ, hard")
     figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02, ticks=[0, 0.5, 1])
-    return int(wrong.sum())
+    return int(base.wrong.sum())
 
 
 def _distributions(figure: Any, base: Run, run: Run, easy: int, hard: int, generator: torch.Generator) -> None:
     axes = figure.subplots(1, 2, sharey=True)
     for panel, index, title in ((axes[0], easy, "p(y|x), easy"), (axes[1], hard, "p(y|x), hard")):
         o, a = (x[0] for x in run.logits(rows=[index]))
-        samples = sampled_predictions(o, a, _DOTS, generator)
+        _, samples = sampled(o, a, _DOTS, generator)
         mean, std = exact.predictive(o, a), exact.variance(o, a).sqrt()
         classes = torch.arange(len(o)).double()
         jitter = (torch.rand(samples.shape, generator=generator) - 0.5) * 0.62
@@ -171,9 +141,9 @@ def _distributions(figure: Any, base: Run, run: Run, easy: int, hard: int, gener
             classes, mean, bars.numpy(), fmt="D", color="black", markersize=3, elinewidth=1.1, capsize=2.5,
             label="exact mean ± std",
         )  # fmt: skip
-        truth, said = int(run.outputs.labels[index]), int(base.outputs.probs[index].argmax())
+        truth, said = int(run.outputs.labels[index]), int(base.outputs.predicted[index])
         style.mark_answers(panel, (truth, 1.12), (said, 1.12) if said != truth else None)
-        _class_ticks(panel, run)
+        style.class_ticks(panel, run.classes)
         panel.set(xlim=(-0.7, len(o) - 0.3), ylim=(-0.07, 1.2), yticks=[0, 0.5, 1], xlabel="class $k$")
         style.panel(panel, "f", title)
     axes[0].set_ylabel("probability")

@@ -23,7 +23,6 @@ from dropmax.heads.masked import MaskedHead
 from dropmax.workbench.data import Dataset, Split
 from dropmax.workbench.data.images import centre_crop
 from dropmax.workbench.evaluation import Outputs, answer
-from dropmax.workbench.files import parse_json
 from dropmax.workbench.progress import progress
 from dropmax.workbench.recipes import DataOptions, Recipe
 from dropmax.workbench.training import RunDirectory, TrainedModel, load_data, load_model
@@ -134,6 +133,16 @@ class Run:
         """Mean predictions, retain probabilities and labels of the test set."""
         return dataclasses.replace(answer(self.head, self.features()), labels=self.test.labels)
 
+    @cached_property
+    def on_truth(self) -> Tensor:
+        """The predicted probability of each test example's truth."""
+        return self.outputs.probs.gather(-1, self.outputs.labels[:, None]).squeeze(-1)
+
+    @cached_property
+    def wrong(self) -> Tensor:
+        """Whether each test example is answered wrongly."""
+        return self.outputs.predicted != self.outputs.labels
+
     def logits(self, part: str = "test", rows: Any = slice(None)) -> tuple[Tensor, Tensor]:
         """Return class logits o and retain logits a of a split in float64; only for heads with masks."""
         if not isinstance(self.head, MaskedHead):
@@ -166,7 +175,7 @@ def load_runs(
         directory = RunDirectory.open(path)
         trained = load_model(path, trust_network=trust_network)
         where = Path(data_dir) if data_dir is not None else None
-        runs.append(Run(path, trained, directory.metrics(), _environment(directory.path), where, data, _shared=shared))
+        runs.append(Run(path, trained, directory.metrics(), directory.environment(), where, data, _shared=shared))
     for run in runs:
         rivals = [
             other.recipe
@@ -208,16 +217,6 @@ def picture(split: Split, index: int) -> NDArray[np.uint8]:
         image = centre_crop(image, split.crop, split.crop)
     found: NDArray[np.uint8] = (image[0] if len(image) == 1 else image.permute(1, 2, 0)).numpy()
     return found
-
-
-def _environment(path: Path) -> dict[str, Any]:
-    try:
-        found = parse_json((path / "environment.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path / 'environment.json'} is damaged: {error}") from error
-    return found if isinstance(found, dict) else {}
 
 
 def _flat(recipe: Recipe) -> dict[str, Any]:

@@ -13,20 +13,12 @@ __all__ = ["NotDrawable", "Subject"]
 
 
 class NotDrawable(RunError):
-    """Runs have all that a figure needs, and yet nothing it could show; the message is what it needs.
-
-    >>> issubclass(NotDrawable, RunError)
-    True
-    """
+    """Runs have all that a figure needs, and yet nothing it could show; the message is what it needs."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """Runs to draw, and recordings of them where there are any.
-
-    >>> Subject([]).masked is None
-    True
-    """
+    """Runs to draw, and recordings of them where there are any."""
 
     runs: Sequence[Run]
     recordings: dict[Run, Recording] = field(default_factory=dict)

@@ -132,8 +132,7 @@ def disagreements(runs: Sequence[Run]) -> dict[str, Any] | None:
 
 def hardest(run: Run, limit: int = HARDEST) -> list[int]:
     """Return the test examples whose truth the model finds least likely, hardest first."""
-    on_truth = run.outputs.probs.gather(-1, run.outputs.labels[:, None]).squeeze(-1)
-    return [int(i) for i in on_truth.argsort(stable=True)[:limit]]
+    return [int(i) for i in run.on_truth.argsort(stable=True)[:limit]]
 
 
 def hardest_section(run: Run) -> list[dict[str, Any]]:
