@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,64 +53,75 @@ def diagnose(
 def _print(found: dict[str, Any], title: str, place: Path) -> None:
     from rich.table import Column, Table
 
-    def table(title: str, *columns: str) -> Table:
-        return Table(columns[0], *(Column(c, justify="right") for c in columns[1:]), title=title, title_justify="left")
-
     console = wide_console()
     console.print(printable(title), markup=False)
-    posterior = table("\nRetain probabilities given the label", "class", "rho", "q", "true posterior", "|q - true|")
-    for kind, row in found["posterior"].items():
-        posterior.add_row(kind, *(f"{row[k]:.4f}" for k in ("rho", "q", "true", "difference")))
-    console.print(posterior)
-    sampling = table("\nMonte Carlo against exact", "S", "rms error", "largest error", "time / exact's time")
-    for row in found["monte_carlo"]:
-        sampling.add_row(
-            f"{row['samples']}", f"{row['rms_error']:.2e}", f"{row['largest_error']:.2e}", f"{row['time_ratio']:.3g}"
-        )
-    console.print(sampling)
-    modes = table("\nPrediction", "mode", "error", "NLL", "ECE", "confidence")
-    for mode in ("mean", "exact"):
-        row = found["modes"][mode]
-        modes.add_row(
-            mode,
-            f"{100 * row['error']:.2f} %",
-            f"{row['nll']:.4f}",
-            f"{100 * row['ece']:.2f} %",
-            f"{row['confidence']:.4f}",
-        )
-    console.print(modes)
-    console.print(f"mean absolute difference of their probabilities: {found['modes']['difference']:.4f}")
-    if found["gradient"]:
-        gradient = table(
-            "\nGradient of the likelihood, as multiples of the exact gradient's norm",
-            "of",
-            "sampled: std",
-            "sampled: bias",
-        )
-        for name, row in found["gradient"].items():
-            gradient.add_row(name, f"{row['sampled_std']:.3f}", f"{row['sampled_bias']:.3f}")
-        console.print(gradient)
-    stability = table(
-        "\nAppendix B: the regulariser, and gradients by class logits as multiples of softmax's",
-        "masks from",
-        "M",
-        "bound",
-        "target",
-        "smaller",
-        "rivals",
-        "smaller",
+    for heading, (first, *others), rows in _tables(found):
+        right = [Column(name, justify="right") for name in others]
+        table = Table(first, *right, title=f"\n{heading}", title_justify="left")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    console.print(
+        f"\nThe mean absolute difference of mean and exact probabilities: {found['modes']['difference']:.4f}\n"
+        f"The picture: {printable(place / 'diagnosis.png')}",
+        soft_wrap=True,
+        markup=False,
     )
-    for name, row in found["stability"].items():
-        ratios = [f"{row[f'{of}_ratio']:.3f}" for of in ("target", "rivals")]
-        shares = [f"{100 * row[f'{of}_smaller']:.1f} %" for of in ("target", "rivals")]
-        stability.add_row(
-            "q (training)" if name == "q" else "p(z | x)",
-            f"{row['m']:.4f}",
-            f"{row['bound']:.4f}",
-            ratios[0],
-            shares[0],
-            ratios[1],
-            shares[1],
+
+
+def _tables(found: dict[str, Any]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    """Yield heading, columns and rows of each table."""
+    yield (
+        "Retain probabilities given the label",
+        ["class", "rho", "q", "true posterior", "|q - true|"],
+        [
+            [kind, *(f"{row[k]:.4f}" for k in ("rho", "q", "true", "difference"))]
+            for kind, row in found["posterior"].items()
+        ],
+    )
+    yield (
+        "Monte Carlo against exact",
+        ["S", "rms error", "largest error", "time / exact's time"],
+        [
+            [str(row["samples"]), f"{row['rms_error']:.2e}", f"{row['largest_error']:.2e}", f"{row['time_ratio']:.3g}"]
+            for row in found["monte_carlo"]
+        ],
+    )
+    modes = {mode: found["modes"][mode] for mode in ("mean", "exact")}
+    yield (
+        "Prediction",
+        ["mode", "error", "NLL", "ECE", "confidence"],
+        [
+            [
+                mode,
+                f"{100 * row['error']:.2f} %",
+                f"{row['nll']:.4f}",
+                f"{100 * row['ece']:.2f} %",
+                f"{row['confidence']:.4f}",
+            ]
+            for mode, row in modes.items()
+        ],
+    )
+    if found["gradient"]:
+        yield (
+            "Gradient of the likelihood, as multiples of the exact gradient's norm",
+            ["of", "sampled: std", "sampled: bias"],
+            [
+                [name, f"{row['sampled_std']:.3f}", f"{row['sampled_bias']:.3f}"]
+                for name, row in found["gradient"].items()
+            ],
         )
-    console.print(stability)
-    console.print(f"\nThe picture: {printable(place / 'diagnosis.png')}", soft_wrap=True, markup=False)
+    names = {"q": "q (training)", "p": "p(z | x)"}
+    yield (
+        "Appendix B: the regulariser, and gradients by class logits as multiples of softmax's",
+        ["masks from", "M", "bound", "target", "smaller", "rivals", "smaller"],
+        [
+            [names[name], f"{row['m']:.4f}", f"{row['bound']:.4f}"]
+            + [
+                text
+                for k in ("target", "rivals")
+                for text in (f"{row[f'{k}_ratio']:.3f}", f"{100 * row[f'{k}_smaller']:.1f} %")
+            ]
+            for name, row in found["stability"].items()
+        ],
+    )

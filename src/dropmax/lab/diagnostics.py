@@ -18,6 +18,7 @@ from dropmax.functional import _wide
 from dropmax.heads.dropmax import DropMax
 from dropmax.heads.masked import MaskedHead, monte_carlo
 from dropmax.lab.stability import gradient_stability
+from dropmax.lab.statistics import require_scipy
 
 __all__ = ["Diagnosis", "confusion_tracking", "diagnose"]
 
@@ -40,9 +41,6 @@ class Diagnosis:
             its bias, both as multiples of the exact gradient's norm. Empty for heads without a posterior.
         stability: what Appendix B is about, measured (:func:`dropmax.lab.stability.gradient_stability`).
         marginals: the pairs (true posterior, q) of rivals, for drawing; at most 2,000.
-
-    >>> Diagnosis.__dataclass_fields__.keys() >= {"posterior", "monte_carlo", "modes", "gradient"}
-    True
     """
 
     examples: int
@@ -206,15 +204,8 @@ def confusion_tracking(retain: Tensor, labels: Tensor, predicted: Tensor) -> flo
     means = torch.zeros(num_classes, num_classes, dtype=torch.float64).index_add_(0, labels, retain.double())
     confused = (labels * num_classes + predicted).bincount(minlength=num_classes**2).view(num_classes, num_classes)
     rivals = ~torch.eye(num_classes, dtype=torch.bool)
-    ranks = [_ranks(matrix[rivals]) for matrix in (means / count[:, None], confused / count[:, None])]
-    return torch.corrcoef(torch.stack(ranks))[0, 1].item()
-
-
-def _ranks(values: Tensor) -> Tensor:
-    """Return ranks from 1, equal values sharing their mean rank."""
-    _, group, count = values.unique(return_inverse=True, return_counts=True)  # type: ignore[no-untyped-call]
-    ranks: Tensor = (count.cumsum(0) - (count - 1) / 2).double()
-    return ranks[group]
+    of_pairs = [(matrix / count[:, None])[rivals].numpy() for matrix in (means, confused)]
+    return float(require_scipy().spearmanr(*of_pairs).statistic)
 
 
 def _seconds(work: Callable[[], object], repeats: int = 3) -> float:

@@ -45,7 +45,6 @@ def create_app(explorer: Explorer, bound: str = "127.0.0.1", *, uploads: Uploads
     >>> sorted(route.path for route in app.routes)[:4]
     ['/', '/api/about', '/api/examples', '/api/examples/{index}']
     """
-    uploads = uploads or Uploads()
     worker = Worker()
 
     @asynccontextmanager
@@ -59,11 +58,34 @@ def create_app(explorer: Explorer, bound: str = "127.0.0.1", *, uploads: Uploads
     app.add_exception_handler(HTTPException, _on_refusal)
     app.add_exception_handler(RequestValidationError, _on_bad_number)
     app.add_exception_handler(DropMaxError, _on_our_error)
+    _add_page(app)
+    _add_examples(app, explorer, worker)
+    _add_tryout(app, explorer, worker, uploads or Uploads())
+    return app
+
+
+def _add_page(app: FastAPI) -> None:
+    """The files of the page."""
     site = {
         file.name: (file.read_bytes(), _KINDS[file.name[file.name.rindex(".") :]])
         for file in files("dropmax.lab.explorer").joinpath("static").iterdir()
         if file.name.endswith(tuple(_KINDS))
     }
+
+    @app.get("/")
+    async def home() -> Response:
+        return await static("index.html")
+
+    @app.get("/static/{name}")
+    async def static(name: str) -> Response:
+        if name not in site:
+            raise HTTPException(404)
+        content, kind = site[name]
+        return Response(content, media_type=kind, headers={"cache-control": "no-cache"})
+
+
+def _add_examples(app: FastAPI, explorer: Explorer, worker: Worker) -> None:
+    """The run, the map of its classes, and its examples."""
     # These two never change while the server runs.
     about, class_map = JSONResponse(explorer.about()), JSONResponse(explorer.map())
 
@@ -76,17 +98,6 @@ def create_app(explorer: Explorer, bound: str = "127.0.0.1", *, uploads: Uploads
             raise HTTPException(
                 404, f"There are {len(explorer.test):,} examples, counted from 0; this is none of them."
             )
-
-    @app.get("/")
-    async def home() -> Response:
-        return await static("index.html")
-
-    @app.get("/static/{name}")
-    async def static(name: str) -> Response:
-        if name not in site:
-            raise HTTPException(404)
-        content, kind = site[name]
-        return Response(content, media_type=kind, headers={"cache-control": "no-cache"})
 
     @app.get("/api/about")
     async def get_about() -> Response:
@@ -126,6 +137,10 @@ def create_app(explorer: Explorer, bound: str = "127.0.0.1", *, uploads: Uploads
         check_index(index)
         return await worker.answer(explorer.noise, index, seed=seed)
 
+
+def _add_tryout(app: FastAPI, explorer: Explorer, worker: Worker, uploads: Uploads) -> None:
+    """Drawings and images of the visitor's own."""
+
     @app.post("/api/try/drawing")
     async def try_drawing(request: Request, seed: Seed = 0) -> Response:
         _check_kind(request)
@@ -147,8 +162,6 @@ def create_app(explorer: Explorer, bound: str = "127.0.0.1", *, uploads: Uploads
             if not content:
                 raise HTTPException(422, "The file is empty.")
             return await worker.answer(_uploaded, explorer, content, prepare, seed)
-
-    return app
 
 
 class Worker:
