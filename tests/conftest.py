@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 # Some virtual machines announce AMX and then die of it (SIGILL) in a bfloat16 product. oneDNN reads this once, early.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
@@ -14,6 +15,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests import command
 from tests.misaligned import Misaligned
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -92,3 +94,21 @@ def _seed() -> Iterator[None]:
             yield
     else:
         yield
+
+
+@pytest.fixture(scope="session")
+def dropmax() -> command.Run:
+    """The command-line tool, as a user calls it."""
+    return command.dropmax
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small trained run, for tests that only read it."""
+    from dropmax.workbench.recipes import load_recipe
+    from dropmax.workbench.training import train
+
+    path = tmp_path_factory.mktemp("trained") / "run"
+    values = {"training.epochs": 10, "data.validation_size": 100}
+    train(load_recipe("mnist-1k").override(values), path, quiet=True)
+    return path

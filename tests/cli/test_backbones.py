@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.cli.conftest import Run
+from tests.command import Run
 
 TOPICS = {"card": "where is my card", "money": "send money abroad now please", "app": "app"}
 

@@ -6,8 +6,6 @@ import csv
 import io
 import json
 import shlex
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -18,25 +16,7 @@ from PIL import Image
 
 from dropmax.cli import app
 from dropmax.workbench.data import load
-from tests.cli.conftest import Run
-
-
-def test_help_does_not_wait_for_torch(dropmax: Run) -> None:
-    code = "\n".join(
-        [
-            "import sys",
-            "sys.argv = ['dropmax', '--help']",
-            "from dropmax.cli import main",
-            "try: main()",
-            "except SystemExit: pass",
-            "assert 'torch' not in sys.modules, 'torch was imported'",
-        ]
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    for command in ("demo", "data", "train", "evaluate", "predict"):
-        assert command in done.stdout
-    assert dropmax("--version").stdout.startswith("dropmax 0.")
+from tests.command import Run
 
 
 @pytest.mark.parametrize(

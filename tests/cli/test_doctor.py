@@ -12,7 +12,7 @@ import pytest
 
 from dropmax.workbench import doctor
 from dropmax.workbench.doctor import CORE, EXTRAS, Report, examine
-from tests.cli.conftest import Run
+from tests.command import Run
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Run
+from tests.command import Run
 
 
 def test_export(run: Path, dropmax: Run, tmp_path: Path) -> None:

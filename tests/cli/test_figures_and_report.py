@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Run
+from tests.command import Run
 
 pytest.importorskip("matplotlib", reason="needs matplotlib (the extra `figures`)")
 

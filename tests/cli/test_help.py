@@ -9,7 +9,7 @@ import pytest
 
 import dropmax as package
 from dropmax.cli.options import HEAD_NAMES, command
-from tests.cli.conftest import Run
+from tests.command import Run
 
 COMMANDS = ("demo", "train", "evaluate", "predict", "diagnose", "export", "figures", "report", "explore", "reproduce")
 
@@ -27,21 +27,22 @@ def test_flags_have_no_type_and_lines_fit_80_columns(name: str, dropmax: Run) ->
     assert max(map(len, said.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in COMMANDS)])
-def test_help_imports_neither_torch_nor_numpy(arguments: list[str]) -> None:
-    code = "\n".join(
-        [
-            "import sys",
-            f"sys.argv = ['dropmax', *{arguments!r}]",
-            "from dropmax.cli import main",
-            "try: main()",
-            "except SystemExit: pass",
-            "slow = {'torch', 'numpy', 'matplotlib', 'PIL'} & set(sys.modules)",
-            "assert not slow, slow",
-        ]
-    )
+def test_help_imports_neither_torch_nor_numpy() -> None:
+    code = f"""
+import sys
+from dropmax.cli import main
+for name in {COMMANDS!r}:
+    for arguments in (["--help"], [name, "--help"], ["--version"]):
+        sys.argv = ["dropmax", *arguments]
+        try: main()
+        except SystemExit: pass
+        slow = {{"torch", "numpy", "matplotlib", "PIL"}} & set(sys.modules)
+        assert not slow, (arguments, slow)
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    assert all(name in done.stdout for name in COMMANDS)
+    assert "dropmax 0." in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from tests.cli.conftest import Run
+from tests.command import Run
 
 COLUMNS = ("alpha", "beta", "gamma", "delta")
 CLASSES = ("ash", "beech", "oak", "willow")

@@ -12,7 +12,7 @@ from PIL import Image
 
 from dropmax.lab.explorer import Explorer, images
 from dropmax.workbench.data import load
-from tests.cli.conftest import Run
+from tests.command import Run
 
 
 @pytest.fixture(scope="module")

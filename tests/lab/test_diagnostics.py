@@ -14,7 +14,7 @@ from torch import nn
 from dropmax import Classifier, DropMaxError, make_head
 from dropmax.lab.diagnostics import confusion_tracking, diagnose
 from tests import enumeration as naive
-from tests.cli.conftest import dropmax, run  # noqa: F401  # fixtures
+from tests.command import Run
 
 
 def batch(n: int = 30) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -63,7 +63,7 @@ def test_heads_without_a_posterior_or_without_masks() -> None:
         diagnose(Classifier(nn.Identity(), make_head("softmax", 6, 5)), batch())
 
 
-def test_the_command_prints_tables_and_draws_a_picture(run: Path, dropmax) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
+def test_the_command_prints_tables_and_draws_a_picture(run: Path, dropmax: Run) -> None:
     done = dropmax("diagnose", run, "--examples", 200)
     assert done.returncode == 0, done.stderr
     for words in ("true posterior", "Monte Carlo against exact", "mean absolute difference", "sampled: bias"):
@@ -76,7 +76,7 @@ def test_the_command_prints_tables_and_draws_a_picture(run: Path, dropmax) -> No
     assert dropmax("diagnose", run / "nothing").returncode == 2
 
 
-def test_exact_mode_on_the_command_line(run: Path, dropmax, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
+def test_exact_mode_on_the_command_line(run: Path, dropmax: Run, tmp_path: Path) -> None:
     import numpy as np
 
     from dropmax.workbench.data import load

@@ -6,17 +6,16 @@ missing mark means something.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import pickle
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.command import dropmax
 
 
 @dataclass(frozen=True)
@@ -88,24 +87,7 @@ def payloads(mark: Path) -> dict[str, bytes]:
 # --- the command line -------------------------------------------------------------------------------------------
 
 
-class _Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        """Say what rich and the progress lines ask."""
-        return True
-
-
 def command(*arguments: object, terminal: bool = False) -> tuple[int, str]:
     """Run ``dropmax ARGUMENTS`` inside this process; return its exit code and all that it printed."""
-    from dropmax.cli import main
-
-    out = _Terminal() if terminal else io.StringIO()
-    before, code = sys.argv, 0
-    sys.argv = ["dropmax", *map(str, arguments)]
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-            main()
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else 1
-    finally:
-        sys.argv = before
-    return code, out.getvalue()
+    done = dropmax(*arguments, terminal=terminal)
+    return done.returncode, done.stdout + ("" if terminal else done.stderr)

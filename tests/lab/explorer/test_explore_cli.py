@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import signal
 import socket
@@ -20,6 +18,7 @@ pytest.importorskip("fastapi", reason="needs FastAPI (the extra `explore`)")
 from dropmax.workbench.data import load
 from dropmax.workbench.recipes import Recipe, load_recipe
 from dropmax.workbench.training import build, load_data, save_model
+from tests.command import dropmax
 
 
 @pytest.fixture(scope="module")
@@ -40,17 +39,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def explore(*arguments: object) -> tuple[int, str, str]:
-    from dropmax.cli import main
-
-    out, err = io.StringIO(), io.StringIO()
-    code: int | str | None = 0
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        patch.setattr(sys, "argv", ["dropmax", "explore", *map(str, arguments)])
-        try:
-            main()
-        except SystemExit as stop:
-            code = stop.code
-    return int(code or 0), out.getvalue(), err.getvalue()
+    done = dropmax("explore", *arguments)
+    return done.returncode, done.stdout, done.stderr
 
 
 def one_line(result: tuple[int, str, str], words: str) -> None:
