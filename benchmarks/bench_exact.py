@@ -59,7 +59,7 @@ def sampled_predictive(logits: Tensor, retain_logits: Tensor, samples: int) -> T
 
 def _prediction(classes: int, timing: dict[str, Any]) -> dict[str, Any]:
     logits, retain_logits = 3 * torch.randn(BATCH, classes), 2 * torch.randn(BATCH, classes)
-    truth = exact.predictive(logits.double(), retain_logits.double(), step=0.2)
+    truth = exact.predictive(logits.double(), retain_logits.double())
     timed = TIMED_SAMPLES[classes]
     timings = harness.measure(
         {

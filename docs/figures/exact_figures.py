@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dropmax import exact
+from dropmax.exact import quadrature
 from dropmax.exact.quadrature import Walk
 
 HERE = Path(__file__).parent
@@ -40,7 +43,7 @@ def integrand() -> None:
     logits = torch.tensor([3.0, 2.0, -2.0, -6.0], dtype=torch.float64)
     retain_logits = torch.tensor([-0.4, -0.4, 0.0, 2.0], dtype=torch.float64)
     retain, w = torch.sigmoid(retain_logits), torch.softmax(logits, -1)
-    walk = Walk(logits.float()[None], retain_logits.float()[None], None)
+    walk = Walk(logits.float()[None], retain_logits.float()[None])
     nodes = walk.nodes(slice(0, 1))[0].double() - float(walk.top - torch.logsumexp(logits, -1))
 
     def functions(u: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,8 +84,9 @@ def convergence() -> None:
         truth = enumerated(logits, retain_logits)
         points = []
         for step in torch.linspace(1.0, 0.15, 20).tolist():
-            walk = Walk(logits[None], retain_logits[None], step)
-            error = (exact.predictive(logits, retain_logits, step=step) - truth).abs().max()
+            with mock.patch.object(quadrature, "rule_for", partial(quadrature.rule_for, step=step)):
+                walk = Walk(logits[None], retain_logits[None])
+                error = (exact.predictive(logits, retain_logits) - truth).abs().max()
             points.append((len(walk.nodes(slice(0, 1))[0]), max(float(error), 1e-16)))
         axis.semilogy(*zip(*points, strict=True), style, color=colour, ms=3, lw=1, label=label)
     logits, retain_logits, *_ = next(iter(inputs.values()))

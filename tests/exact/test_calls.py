@@ -1,4 +1,4 @@
-"""How dropmax.exact is called: shapes, dtypes, steps, what it costs, and what bad input gets."""
+"""How dropmax.exact is called: shapes, dtypes, nodes, what it costs, and what bad input gets."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from dropmax import exact
 from dropmax.errors import InvalidType, InvalidValue
+from dropmax.exact import quadrature
 from dropmax.exact.quadrature import Walk, rule_for
 from tests.close import close
 from tests.exact.naive import (
@@ -93,12 +95,15 @@ def test_rows_in_any_order_and_any_strides(index: int) -> None:
 
 
 @pytest.mark.parametrize("step", [0.1, 0.25, 0.7])
-def test_step(step: float) -> None:
+def test_the_error_falls_with_the_distance_of_nodes_as_theory_says(
+    step: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quadrature, "rule_for", partial(rule_for, step=step))
     logits, retain_logits, target = draw(14, (20, 6), 10.0, 5.0, torch.float64)
-    error = (exact.predictive(logits, retain_logits, step=step) - naive_predictive(logits, retain_logits)).abs().max()
+    error = (exact.predictive(logits, retain_logits) - naive_predictive(logits, retain_logits)).abs().max()
     assert float(error) < max(1e-13, 30 * float(torch.exp(torch.tensor(-(torch.pi**2) / step))))
-    assert step < 0.5 or float(error) > 1e-9  # a coarse step is wired, too
-    nll = exact.expected_nll(logits, retain_logits, target, step=step)
+    assert step < 0.5 or float(error) > 1e-9
+    nll = exact.expected_nll(logits, retain_logits, target)
     torch.testing.assert_close(nll, naive_expected_nll(logits, retain_logits, target), rtol=1e-4, atol=1e-4)
 
 
@@ -115,7 +120,7 @@ def test_quadrature_weights_are_positive_and_exact() -> None:
 
 def test_wide_spreads_do_not_need_many_nodes() -> None:
     logits = torch.tensor([[1e4, 0.0, -1e4, -1e30, -torch.inf]])
-    walk = Walk(logits, torch.zeros(1, 5), None)
+    walk = Walk(logits, torch.zeros(1, 5))
     assert len(walk.nodes(slice(0, 1))[0]) < 5 * 48 / 0.5
     torch.testing.assert_close(exact.predictive(logits, torch.zeros(1, 5)).sum(), torch.tensor(1.0))
 
@@ -180,11 +185,6 @@ GOOD, LABELS = torch.zeros(2, 3), torch.tensor([0, 2])
         (lambda: exact.posterior(GOOD, GOOD, torch.tensor([-1, 0])), InvalidValue, r"label -1.*0\.\.2"),
         (lambda: exact.posterior(GOOD, GOOD, torch.zeros(2)), InvalidType, r"integer class indices.*float32"),
         (lambda: exact.expected_nll(GOOD, GOOD, torch.tensor([0])), InvalidValue, r"target has shape \(1,\).*\(2,\)"),
-        (lambda: exact.predictive(GOOD, GOOD, step=0.0), InvalidValue, r"step.*above 0, got 0\.0"),
-        (lambda: exact.expected_nll(GOOD, GOOD, LABELS, step=-0.5), InvalidValue, r"step.*above 0, got -0\.5"),
-        (lambda: exact.predictive(GOOD, GOOD, step=3.0), InvalidValue, r"step must lie between 0\.01 and 1, got 3\.0"),
-        (lambda: exact.predictive(GOOD, GOOD, step="fine"), InvalidType, r"step must be a number, got 'fine'"),
-        (lambda: exact.predictive(GOOD, GOOD, step=0.009), InvalidValue, r"between 0\.01 and 1, got 0\.009"),
         (lambda: exact.predictive(GOOD + torch.nan, GOOD), InvalidValue, r"logits hold nan at \[0, 0\]"),
         (lambda: exact.predictive(GOOD + torch.inf, GOOD), InvalidValue, r"logits hold inf"),
         (lambda: exact.variance(GOOD, GOOD * torch.nan), InvalidValue, r"retain_logits hold nan"),

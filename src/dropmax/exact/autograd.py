@@ -53,7 +53,7 @@ def _like_logits(count: int) -> Callable[..., list[Tensor]]:
 
 
 def _per_row_and_like_logits(count_without: int) -> Callable[..., list[Tensor]]:
-    def shapes(logits: Tensor, mask_logits: Tensor, target: Tensor, step: float, with_gradients: bool) -> list[Tensor]:
+    def shapes(logits: Tensor, mask_logits: Tensor, target: Tensor, with_gradients: bool) -> list[Tensor]:
         return [logits.new_empty(logits.shape[:-1]), *_like_logits(2 if with_gradients else count_without)(logits)]
 
     return shapes
@@ -61,28 +61,27 @@ def _per_row_and_like_logits(count_without: int) -> Callable[..., list[Tensor]]:
 
 moments = operator(
     kernels.moments,
-    "(Tensor logits, Tensor retain_logits, int order, float? step) -> Tensor[]",
-    lambda logits, retain_logits, order, step: _like_logits(order)(logits),
+    "(Tensor logits, Tensor retain_logits, int order) -> Tensor[]",
+    lambda logits, retain_logits, order: _like_logits(order)(logits),
 )
 moments_backward = operator(
     kernels.moments_backward,
-    "(Tensor logits, Tensor retain_logits, Tensor mean_grad, Tensor? second_grad, float? step) -> Tensor[]",
+    "(Tensor logits, Tensor retain_logits, Tensor mean_grad, Tensor? second_grad) -> Tensor[]",
     _like_logits(2),
 )
 expected_nll = operator(
     kernels.expected_nll,
-    "(Tensor logits, Tensor posterior_logits, Tensor target, float? step, bool with_gradients) -> Tensor[]",
+    "(Tensor logits, Tensor posterior_logits, Tensor target, bool with_gradients) -> Tensor[]",
     _per_row_and_like_logits(0),
 )
 given_target = operator(
     kernels.given_target,
-    "(Tensor logits, Tensor retain_logits, Tensor target, float? step, bool with_gradients) -> Tensor[]",
+    "(Tensor logits, Tensor retain_logits, Tensor target, bool with_gradients) -> Tensor[]",
     _per_row_and_like_logits(1),
 )
 posterior_backward = operator(
     kernels.posterior_backward,
-    "(Tensor logits, Tensor retain_logits, Tensor target, Tensor log_p, Tensor posterior, Tensor grad, float? step)"
-    " -> Tensor[]",
+    "(Tensor logits, Tensor retain_logits, Tensor target, Tensor log_p, Tensor posterior, Tensor grad) -> Tensor[]",
     _like_logits(2),
 )
 
@@ -137,43 +136,38 @@ class Moments(AnyBatchFunction):
     """The mean and, for order 2, the second moment of p(y=k | x, z) over z."""
 
     @staticmethod
-    def forward(logits: Tensor, retain_logits: Tensor, order: int, step: float | None) -> Tensors:
+    def forward(logits: Tensor, retain_logits: Tensor, order: int) -> Tensors:
         """See :func:`kernels.moments`."""
-        return moments(logits, retain_logits, order, step)
+        return moments(logits, retain_logits, order)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
         """Save the inputs: the backward pass walks again."""
-        logits, retain_logits, _, ctx.step = inputs
-        ctx.save_for_backward(logits, retain_logits)
+        ctx.save_for_backward(*inputs[:2])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         """See :func:`kernels.moments_backward`."""
         mean_grad, second_grad = grads if len(grads) == 2 else (*grads, None)
-        return *MomentsDerivative.apply(*ctx.saved_tensors, mean_grad, second_grad, ctx.step), None, None
+        return *MomentsDerivative.apply(*ctx.saved_tensors, mean_grad, second_grad), None
 
 
 class MomentsDerivative(Derivative):
     """The backward pass of :class:`Moments`."""
 
     @staticmethod
-    def forward(
-        logits: Tensor, retain_logits: Tensor, mean_grad: Tensor, second_grad: Tensor | None, step: float | None
-    ) -> Tensors:
+    def forward(logits: Tensor, retain_logits: Tensor, mean_grad: Tensor, second_grad: Tensor | None) -> Tensors:
         """See :func:`kernels.moments_backward`."""
-        return moments_backward(logits, retain_logits, mean_grad, second_grad, step)
+        return moments_backward(logits, retain_logits, mean_grad, second_grad)
 
 
 class ScalarOfTarget(AnyBatchFunction):
     """expected_nll or log_marginal: one number a row, whose gradients come out of the same walk."""
 
     @staticmethod
-    def forward(
-        logits: Tensor, mask_logits: Tensor, target: Tensor, marginal: bool, step: float | None, with_gradients: bool
-    ) -> Tensors:
+    def forward(logits: Tensor, mask_logits: Tensor, target: Tensor, marginal: bool, with_gradients: bool) -> Tensors:
         """See :func:`kernels.expected_nll` and :func:`kernels.given_target`."""
-        return (given_target if marginal else expected_nll)(logits, mask_logits, target, step, with_gradients)
+        return (given_target if marginal else expected_nll)(logits, mask_logits, target, with_gradients)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
@@ -186,8 +180,8 @@ class ScalarOfTarget(AnyBatchFunction):
     def backward(ctx: Any, grad: Tensor | None, *_: None) -> Any:
         """Scale the gradients."""
         if grad is None:
-            return (None,) * 6
-        return *ScalarDerivative.apply(grad, *ctx.saved_tensors), None, None, None, None
+            return (None,) * 5
+        return *ScalarDerivative.apply(grad, *ctx.saved_tensors), None, None, None
 
 
 class ScalarDerivative(Derivative):
@@ -203,21 +197,20 @@ class Posterior(AnyBatchFunction):
     """log p(y=t | x), for the backward pass only, and p(z_k=1 | x, y=t)."""
 
     @staticmethod
-    def forward(logits: Tensor, retain_logits: Tensor, target: Tensor, step: float | None) -> Tensors:
+    def forward(logits: Tensor, retain_logits: Tensor, target: Tensor) -> Tensors:
         """See :func:`kernels.given_target`."""
-        return given_target(logits, retain_logits, target, step, False)
+        return given_target(logits, retain_logits, target, False)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
         """Save inputs and results: the backward pass walks again."""
-        logits, retain_logits, target, ctx.step = inputs
         ctx.mark_non_differentiable(output[0])
-        ctx.save_for_backward(logits, retain_logits, target, *output)
+        ctx.save_for_backward(*inputs, *output)
 
     @staticmethod
     def backward(ctx: Any, _: Tensor, grad: Tensor) -> Any:
         """See :func:`kernels.posterior_backward`."""
-        return *PosteriorDerivative.apply(*ctx.saved_tensors, grad, ctx.step), None, None
+        return *PosteriorDerivative.apply(*ctx.saved_tensors, grad), None
 
 
 class PosteriorDerivative(Derivative):
@@ -231,7 +224,6 @@ class PosteriorDerivative(Derivative):
         log_p: Tensor,
         posterior: Tensor,
         grad: Tensor,
-        step: float | None,
     ) -> Tensors:
         """See :func:`kernels.posterior_backward`."""
-        return posterior_backward(logits, retain_logits, target, log_p, posterior, grad, step)
+        return posterior_backward(logits, retain_logits, target, log_p, posterior, grad)

@@ -33,9 +33,9 @@ def all_dropped(retain_logits: Tensor) -> Tensor:
     return logsigmoid(-retain_logits).sum(-1, keepdim=True).exp()
 
 
-def moments(logits: Tensor, retain_logits: Tensor, order: int, step: float | None) -> tuple[Tensor, ...]:
+def moments(logits: Tensor, retain_logits: Tensor, order: int) -> tuple[Tensor, ...]:
     """Return the mean of p(y=k | x, z) over z and, for order 2, its second moment too, each (R, K)."""
-    walk = Walk(logits, retain_logits, step)
+    walk = Walk(logits, retain_logits)
     none = all_dropped(retain_logits)
     results = tuple(torch.zeros_like(walk.logits) for _ in range(order))
     for rows in walk.chunks():
@@ -56,13 +56,13 @@ def moments(logits: Tensor, retain_logits: Tensor, order: int, step: float | Non
     return results
 
 
-def expected_entropy(logits: Tensor, retain_logits: Tensor, step: float | None) -> tuple[Tensor, Tensor]:
+def expected_entropy(logits: Tensor, retain_logits: Tensor) -> tuple[Tensor, Tensor]:
     """Return E_z H[p(y | x, z)] (R,) and the mean of p(y=k | x, z) (R, K), from the same walk.
 
     If some class is kept, H = log X - sum_k p_k log w_k. Given that, log X has mean int ((1 - P0) e^-s - (F - P0)) du.
     Cutting a gap between logits shifts log X and the log w_k of every mask that notices by the same amount.
     """
-    walk = Walk(logits, retain_logits, step)
+    walk = Walk(logits, retain_logits)
     none = all_dropped(retain_logits)
     mean, log_x = torch.zeros_like(walk.logits), torch.zeros_like(none)
     for rows in walk.chunks():
@@ -86,10 +86,10 @@ def expected_entropy(logits: Tensor, retain_logits: Tensor, step: float | None) 
 
 
 def moments_backward(
-    logits: Tensor, retain_logits: Tensor, mean_grad: Tensor, second_grad: Tensor | None, step: float | None
+    logits: Tensor, retain_logits: Tensor, mean_grad: Tensor, second_grad: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of sum(mean_grad * mean) + sum(second_grad * second moment), each (R, K)."""
-    walk = Walk(logits, retain_logits, step)
+    walk = Walk(logits, retain_logits)
     none = all_dropped(retain_logits)
     on_logits, on_retain = torch.zeros_like(walk.logits), torch.zeros_like(walk.logits)
     for rows in walk.chunks():
@@ -141,11 +141,9 @@ def fill_target_by_shift(logits_grad: Tensor, target: Tensor) -> None:
     logits_grad.scatter_(-1, target, -others)
 
 
-def expected_nll(
-    logits: Tensor, posterior_logits: Tensor, target: Tensor, step: float | None, with_gradients: bool
-) -> tuple[Tensor, ...]:
+def expected_nll(logits: Tensor, posterior_logits: Tensor, target: Tensor, with_gradients: bool) -> tuple[Tensor, ...]:
     """Return the value (R,) and, if wanted, its gradients (R, K) from the same walk."""
-    walk = Walk(logits, posterior_logits, step, target)
+    walk = Walk(logits, posterior_logits, target)
     value = walk.logits.new_zeros(len(logits))
     gradients = tuple(torch.zeros_like(walk.logits) for _ in range(2 if with_gradients else 0))
     for rows in walk.chunks():
@@ -208,11 +206,9 @@ def log_integrand(walk: Walk, rows: slice, block: Block) -> tuple[Tensor, Tensor
     return bound + walk.target_log_x(rows, top, block.origin, block.position), bound
 
 
-def given_target(
-    logits: Tensor, retain_logits: Tensor, target: Tensor, step: float | None, with_gradients: bool
-) -> tuple[Tensor, ...]:
+def given_target(logits: Tensor, retain_logits: Tensor, target: Tensor, with_gradients: bool) -> tuple[Tensor, ...]:
     """Return log p(y=t | x) (R,), followed by its two gradients (R, K) or by p(z_k=1 | x, y=t) (R, K)."""
-    walk = Walk(logits, retain_logits, step, target)
+    walk = Walk(logits, retain_logits, target)
     log_some = walk.logits.new_zeros(len(logits), 1)
     means = tuple(torch.zeros_like(walk.logits) for _ in range(2 if with_gradients else 1))
     for rows in walk.chunks():
@@ -253,10 +249,9 @@ def posterior_backward(
     log_p: Tensor,
     posterior: Tensor,
     grad: Tensor,
-    step: float | None,
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of sum(grad * posterior), from the results of :func:`given_target`."""
-    walk = Walk(logits, retain_logits, step, target)
+    walk = Walk(logits, retain_logits, target)
     everyone = slice(0, len(logits))
     some = walk.of_target(posterior, everyone)
     value = (grad * posterior).sum(-1, keepdim=True)

@@ -118,8 +118,8 @@ class Walk:
     factor is exp(-x_t), see :meth:`target_exponent`.
     """
 
-    def __init__(self, logits: Tensor, retain_logits: Tensor, step: float | None, target: Tensor | None = None) -> None:
-        self.rule = rule_for(logits.dtype, step)
+    def __init__(self, logits: Tensor, retain_logits: Tensor, target: Tensor | None = None) -> None:
+        self.rule = rule_for(logits.dtype)
         self.logits, self.retain_logits = logits, retain_logits.clamp_max(LARGEST_RETAIN)
         lowest, largest = logits.amin(-1, keepdim=True), logits.amax(-1, keepdim=True)
         far = largest.masked_fill(largest.abs() < WIDEST_SPREAD, 0.0)
