@@ -4,6 +4,9 @@ BIN := $(if $(filter Windows_NT,$(OS)),.venv/Scripts,.venv/bin)
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 # --no-compile: Python compiles what it imports; compiling all of 100 packages takes longer than the tests that need it.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+# Python keeps what it compiles, and keeps it in .venv: else every process that a test starts compiles torch once more.
+export PYTHONDONTWRITEBYTECODE :=
+export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/pycache
 
 .PHONY: demo test test-all test-portable check format bench coverage docs tables clean
 
