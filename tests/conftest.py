@@ -32,7 +32,7 @@ NO_INDUCTOR = os.environ.get("ATEN_CPU_CAPABILITY") == "default" or os.environ.g
 NUMERICAL = (
     *("tests/heads", "tests/exact", "tests/workbench/networks", "tests/workbench/test_e", "tests/workbench/test_hub"),
     *("tests/test_walk", "tests/test_classifier", "tests/test_functional", "tests/test_metrics"),
-    *("tests/test_objective", "tests/test_packed", "tests/test_topk", "tests/lab/test_diagnostics", "tests/test_close"),
+    *("tests/test_objective", "tests/test_packed", "tests/test_topk", "tests/lab/test_diagnostics"),
     *("tests/estimator/test_sklearn_rows", "tests/lab/figures/test_numbers"),
 )
 #: Tests that need ray, lightning, transformers, skorch, a logging service, a browser, the site or a build.
@@ -58,7 +58,7 @@ SLOW = (
             "compiled",
         )
     ),
-    "tests/estimator/test_sklearn.py::test_scikit_learn_checks[DropMaxClassifier()-",  # the other one is trained less
+    "tests/estimator/test_sklearn.py::test_scikit_learn_checks[DropMaxClassifier(max_iter",  # the other is trained less
     "tests/lab/experiments/test_reproduce.py::test_stopped_and_killed",
     "tests/lab/experiments/test_reproduce.py::test_a_worker_that_is_killed",
     "tests/lab/experiments/test_reproduce.py::test_a_study_with_a_diverging",

@@ -53,6 +53,18 @@ def check(head: Head, call: Call) -> None:
 def test_every_head_in_every_mode(name: str) -> None:
     head = make_head(name, 6, 5)
     check(head, everything(head))
+    features, target = torch.randn(4, 6), torch.randint(5, (4,))
+    drawn = torch.compile(lambda: head.loss(features, target).total, fullgraph=True, backend="aot_eager")
+    assert drawn().isfinite()  # with noise of its own
+
+
+@pytest.mark.inductor
+def test_dropmax_compiles_with_inductor() -> None:
+    torch._dynamo.reset()
+    head = make_head("dropmax", 6, 5)
+    features, target, noise = torch.randn(4, 6), torch.randint(5, (4,)), torch.rand(4, 5)
+    compiled = torch.compile(lambda *a: head.loss(a[0], a[1], noise=a[2]).total, fullgraph=True)
+    torch.testing.assert_close(compiled(features, target, noise), head.loss(features, target, noise=noise).total)
 
 
 @pytest.mark.parametrize("options", [{"likelihood": "marginal"}, {"samples": 3}, {"label_smoothing": 0.1}], ids=str)
