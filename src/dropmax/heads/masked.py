@@ -197,8 +197,23 @@ def monte_carlo(
     total = torch.zeros_like(logits)
     block = max(1, _MC_BLOCK // max(1, logits.numel()))
     for start in range(0, samples, block):
-        size = (min(block, samples - start), *logits.shape)
-        kept = torch.rand(size, dtype=rho.dtype, device=rho.device, generator=generator) < rho
-        kept |= ~kept.any(-1, keepdim=True)  # nothing kept: the whole softmax
-        total += logits.masked_fill(~kept, -torch.inf).softmax(-1).sum(0)
+        _, probs = sampled(logits, rho, min(block, samples - start), generator)
+        total += probs.sum(0)
     return total / samples
+
+
+def sampled(
+    logits: Tensor, retain: Tensor, samples: int, generator: torch.Generator | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return ``samples`` masks that keep each class with probability ``retain``, and the prediction under each.
+
+    Both have shape (S, ..., K). Where a mask keeps nothing, the prediction is the whole softmax.
+
+    >>> kept, probs = sampled(torch.zeros(3), torch.tensor([1.0, 1.0, 0.0]), 1)
+    >>> kept.tolist(), probs.tolist()
+    ([[True, True, False]], [[0.5, 0.5, 0.0]])
+    """
+    size = (samples, *logits.shape)
+    kept = torch.rand(size, dtype=retain.dtype, device=retain.device, generator=generator) < retain
+    used = kept | ~kept.any(-1, keepdim=True)
+    return kept, logits.masked_fill(~used, -torch.inf).softmax(-1)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dropmax import exact
+from dropmax.heads.masked import sampled
 from dropmax.lab.figures import condition, confusion_graph, noise
 from dropmax.lab.figures.examples import top_and_bottom
 from dropmax.workbench import style
@@ -85,7 +86,7 @@ def test_keeping_the_target_puts_rho_in_place_of_its_mask(seed: int, target: int
 def test_samples_average_to_the_exact_prediction() -> None:
     o, a, _ = _problem(3, rows=3)
     generator = torch.Generator().manual_seed(0)
-    kept, probs = noise.sampled(o, a, 20_000, generator)
+    kept, probs = sampled(o, a.sigmoid(), 20_000, generator)
     torch.testing.assert_close(kept.double().mean(0), a.sigmoid(), atol=0.02, rtol=0)
     torch.testing.assert_close(probs.mean(0), exact.predictive(o, a), atol=0.02, rtol=0)
     torch.testing.assert_close(probs.var(0), exact.variance(o, a), atol=0.02, rtol=0)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dropmax.checks import NotFinite
 from dropmax.errors import DataError, RunError
-from dropmax.heads.masked import MaskedHead
+from dropmax.heads.masked import MaskedHead, sampled
 from dropmax.lab.explorer import images
 from dropmax.workbench.data import Split
 from dropmax.workbench.data.images import centre_crop
@@ -297,11 +297,9 @@ class Explorer:
     def _sampled_masks(self, logits: Tensor, retain: Tensor, seed: int) -> list[dict[str, Any]]:
         if not isinstance(self.trained.model.head, MaskedHead):
             return []
-        kept = torch.rand(MASKS, len(retain), generator=torch.Generator().manual_seed(seed)) < retain
         masks = []
-        for mask in kept:
-            used = mask if bool(mask.any()) else ~mask  # nothing kept: the whole softmax
-            probs = logits.masked_fill(~used, -torch.inf).softmax(-1)
+        draws = sampled(logits, retain, MASKS, torch.Generator().manual_seed(seed))
+        for mask, probs in zip(*draws, strict=True):
             best = int(probs.argmax())
             masks.append({"kept": mask, "count": int(mask.sum()), "class": best, "p": _rounded(float(probs[best]))})
         return masks

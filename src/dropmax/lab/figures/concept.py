@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dropmax.lab.figures.noise import sampled
+from dropmax.heads.masked import sampled
 from dropmax.lab.figures.runs import Run, picture
 from dropmax.lab.figures.subject import NotDrawable, Subject
 from dropmax.workbench import style
@@ -85,7 +85,7 @@ def _draws(axes: Any, run: Run, index: int, truth: int, generator: torch.Generat
 
     o, a = (values[0] for values in run.logits(rows=[index]))
     count = len(o)
-    for row, (mask, probs) in enumerate(zip(*sampled(o, a, _DRAWS, generator), strict=True)):
+    for row, (mask, probs) in enumerate(zip(*sampled(o, a.sigmoid(), _DRAWS, generator), strict=True)):
         answer = int(probs.argmax())
         for k in range(count):
             colour = style.BLUE if bool(mask[k]) else "#EEEEEE"

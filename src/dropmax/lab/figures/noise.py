@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from dropmax import exact
+from dropmax.heads.masked import sampled
 from dropmax.lab.figures.runs import Run, picture
 from dropmax.lab.figures.subject import Subject
 from dropmax.workbench import style
 
-__all__ = ["CAPTION", "draw", "keep_the_target", "sampled"]
+__all__ = ["CAPTION", "draw", "keep_the_target"]
 
 CAPTION = (
     "Predicted probability of the truth, (a) as noise is added to an example, over 1,000 sampled masks (grey dots; "
@@ -37,19 +38,6 @@ def keep_the_target(o: Tensor, a: Tensor, target: int) -> tuple[Tensor, Tensor]:
     o[..., target] += torch.nn.functional.logsigmoid(a[..., target])
     a[..., target] = 60.0
     return o, a
-
-
-def sampled(o: Tensor, a: Tensor, samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return ``samples`` masks from p(z | x) and the prediction under each (equation 14), both (S, ..., K).
-
-    >>> g = torch.Generator().manual_seed(0)
-    >>> kept, probs = sampled(torch.zeros(3), torch.tensor([50.0, 50.0, -50.0]), 1, g)
-    >>> kept.tolist(), probs.tolist()
-    ([[True, True, False]], [[0.5, 0.5, 0.0]])
-    """
-    kept = torch.rand(samples, *o.shape, generator=generator, dtype=o.dtype) < a.sigmoid()
-    used = kept | ~kept.any(-1, keepdim=True)  # nothing kept: the whole softmax
-    return kept, o.masked_fill(~used, -torch.inf).softmax(-1)
 
 
 def draw(subject: Subject) -> tuple[Any, str]:
@@ -121,7 +109,7 @@ def _of_growing_difficulty(run: Run) -> list[int]:
 
 def _panel(axes: Any, x: Tensor, o: Tensor, a: Tensor, target: Tensor, generator: torch.Generator) -> float:
     """Draw samples beside the exact moments; return the largest difference of their means."""
-    _, probs = sampled(o, a, _SAMPLES, generator)
+    _, probs = sampled(o, a.sigmoid(), _SAMPLES, generator)
     samples = probs.gather(-1, target.expand(_SAMPLES, -1).unsqueeze(-1)).squeeze(-1)
     mean = exact.predictive(o, a).gather(-1, target[:, None]).squeeze(-1)
     std = exact.variance(o, a).gather(-1, target[:, None]).squeeze(-1).sqrt()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dropmax import exact
-from dropmax.lab.figures.noise import sampled
+from dropmax.heads.masked import sampled
 from dropmax.lab.figures.runs import Run, picture
 from dropmax.lab.figures.subject import NotDrawable, Subject
 from dropmax.workbench import style
@@ -129,7 +129,7 @@ def _distributions(figure: Any, base: Run, run: Run, easy: int, hard: int, gener
     axes = figure.subplots(1, 2, sharey=True)
     for panel, index, title in ((axes[0], easy, "p(y|x), easy"), (axes[1], hard, "p(y|x), hard")):
         o, a = (x[0] for x in run.logits(rows=[index]))
-        _, samples = sampled(o, a, _DOTS, generator)
+        _, samples = sampled(o, a.sigmoid(), _DOTS, generator)
         mean, std = exact.predictive(o, a), exact.variance(o, a).sqrt()
         classes = torch.arange(len(o)).double()
         jitter = (torch.rand(samples.shape, generator=generator) - 0.5) * 0.62
