@@ -18,7 +18,7 @@ from torch import Tensor
 from dropmax import metrics
 from dropmax.errors import DataError, MissingDependency
 from dropmax.heads.masked import MaskedHead
-from dropmax.workbench.confusable import draw_confusable, top_pairs
+from dropmax.workbench import style
 from dropmax.workbench.data import Split
 from dropmax.workbench.evaluation import Outputs, predict
 from dropmax.workbench.progress import progress
@@ -36,6 +36,7 @@ _TITLES = {
     "ece": "ECE %",
     "aurc": "AURC",
 }
+_MOST_CLASSES = 30  # whose matrix can still be read
 
 
 @dataclass
@@ -47,7 +48,7 @@ class Measured:
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)  #: split, mode, examples, metrics
-    attention: Tensor | None = None  #: (K, K), see :func:`draw_confusable`
+    attention: Tensor | None = None  #: (K, K), see :func:`draw_figure`
     environment: dict[str, Any] = field(default_factory=dict)  #: of the run that made the model
     missing: str = ""  #: why the test set was not measured
 
@@ -102,15 +103,50 @@ def _mean_by_class(values: Tensor, labels: Tensor) -> Tensor:
 
 
 def draw_figure(path: Path, trained: TrainedModel, found: Measured) -> bool:
-    """Draw which classes are confused with which; return False where nothing was measured or matplotlib is missing."""
+    """Draw the matrix of true class (row) and rival (column), or of many classes the most confused pairs.
+
+    Returns False where nothing was measured or matplotlib is missing.
+    """
     if found.attention is None:
         return False
     try:
-        label = "mean ρ of the rival" if _attends(trained) else "mean probability of the rival"
-        draw_confusable(path, found.attention, trained.classes, label)
+        plt = style.pyplot()
     except MissingDependency:
         return False
+    names = [style.plain(name) for name in trained.classes]
+    meaning = "mean ρ of the rival" if _attends(trained) else "mean probability of the rival"
+    if len(names) <= _MOST_CLASSES:
+        side = 2.2 + 0.3 * len(names)
+        figure, axes = plt.subplots(figsize=(side + 1.0, side))
+        image = axes.imshow(found.attention.clone().fill_diagonal_(float("nan")).numpy(), cmap=style.MASKS)
+        axes.set_facecolor("#DDDDDD")  # shows where there is no number: on the diagonal
+        axes.set_xticks(range(len(names)), names, rotation=0 if max(map(len, names)) <= 2 else 90)
+        axes.set_yticks(range(len(names)), names)
+        axes.set(xlabel="rival", ylabel="true class")
+        axes.grid(False)
+        figure.colorbar(image, ax=axes, label=meaning, shrink=0.8)
+    else:
+        pairs = top_pairs(found.attention, 15)
+        figure, axes = plt.subplots(figsize=(7, 0.6 + 0.3 * len(pairs)))
+        axes.barh(range(len(pairs)), [value for *_, value in pairs], color=style.BLUE)
+        axes.set_yticks(range(len(pairs)), [f"{names[i]} → {names[j]}" for i, j, _ in pairs])
+        axes.invert_yaxis()
+        axes.set(xlabel=meaning, title="true class → rival")
+        axes.grid(False, axis="y")
+    style.save(figure, path)
     return True
+
+
+def top_pairs(attention: Tensor, count: int) -> list[tuple[int, int, float]]:
+    """Return the pairs (true class, rival, value) of the largest values off the diagonal, largest first.
+
+    >>> top_pairs(torch.tensor([[0.9, 0.2], [0.5, 0.8]]), 1)
+    [(1, 0, 0.5)]
+    """
+    rivals = attention.clone().fill_diagonal_(float("nan")).nan_to_num(-1.0)
+    values, places = rivals.flatten().topk(min(count, rivals.numel()))
+    size = attention.shape[-1]
+    return [(p // size, p % size, v) for p, v in zip(places.tolist(), values.tolist(), strict=True) if v >= 0]
 
 
 def model_card(trained: TrainedModel, found: Measured, *, repository: str, figure: str | None) -> str:

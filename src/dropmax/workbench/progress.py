@@ -6,12 +6,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from dropmax.workbench.terminal import printable
 
-__all__ = ["Advance", "Status", "progress"]
+__all__ = ["Advance", "Status", "TrainingProgress", "progress"]
 
 _SECONDS_BETWEEN_LINES = 5.0
 
@@ -93,6 +92,38 @@ def _lines(title: str, total: int | None, unit: str, done: int, seconds: float) 
     return advance
 
 
+class TrainingProgress:
+    """The progress of training, with the epoch, the terms of the loss and the last validation error beside it.
+
+    >>> with TrainingProgress("dropmax on mnist-1k", epochs=3, steps=10, quiet=True) as progress:
+    ...     progress.step(0, 1, {"total": 1.0})
+    """
+
+    _SHORT: ClassVar = {"cross_entropy": "ce", "entropy": "H", "auxiliary": "aux", "total": "loss"}
+
+    def __init__(self, title: str, epochs: int, steps: int, done: int = 0, *, quiet: bool = False) -> None:
+        self.epochs, self.done, self.validation = epochs, done, ""
+        self._shown = progress(title, epochs * steps, "steps", done, seconds=10.0, quiet=quiet)
+
+    def __enter__(self) -> TrainingProgress:
+        self._advance = self._shown.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._shown.__exit__(*error)
+
+    def step(self, epoch: int, done: int, terms: dict[str, float]) -> None:
+        """Tell of a step and its loss terms."""
+        before, self.done = self.done, done
+        spelt = " ".join(f"{self._SHORT.get(name, name)} {value:.3f}" for name, value in terms.items())
+        self._advance(done - before, f"epoch {epoch + 1}/{self.epochs}, {spelt}{self.validation}")
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        """Tell of an epoch's row of the log."""
+        if "validation" in row:
+            self.validation = f" | validation error {100 * row['validation']['error']:.2f} %"
+
+
 class Status:
     """Several lines that change: rewritten in place on a terminal, the first three joined every ``seconds`` elsewhere.
 
@@ -118,9 +149,7 @@ class Status:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         if self._live is not None:
             self._live.stop()
 

@@ -20,12 +20,12 @@ from dropmax.checks import NotFinite
 from dropmax.errors import InvalidValue, RunError
 from dropmax.workbench.evaluation import measure
 from dropmax.workbench.networks import check_import
+from dropmax.workbench.progress import TrainingProgress
 from dropmax.workbench.provenance import provenance
 from dropmax.workbench.recipes import Recipe
 from dropmax.workbench.training.callbacks import Callback, Callbacks, make_callbacks
 from dropmax.workbench.training.distributed import process_group
 from dropmax.workbench.training.optimizer import flush_subnormals
-from dropmax.workbench.training.progress import Progress
 from dropmax.workbench.training.rundir import RunDirectory
 from dropmax.workbench.training.session import Session
 from dropmax.workbench.training.source import balanced, load_data, remember_data, tell_about
@@ -151,7 +151,9 @@ def fit(session: Session, run: RunDirectory, callbacks: Sequence[Callback] = (),
     saved_at, final = time.monotonic(), None
     if is_first:
         run.write_log(session.log)
-    with Progress(session.recipe, len(session.batches), session.steps_done, quiet=quiet or not is_first) as progress:
+    name = f"{session.recipe.head['name']} on {session.recipe.data.name}"
+    quiet = quiet or not is_first
+    with TrainingProgress(name, options.epochs, len(session.batches), session.steps_done, quiet=quiet) as progress:
         try:
             watchers.start(run.path, session.recipe, run.environment())
             with _signals() as stop:
@@ -190,7 +192,7 @@ def fit(session: Session, run: RunDirectory, callbacks: Sequence[Callback] = (),
     session.ranks.wait()
 
 
-def _epoch(session: Session, watchers: Callbacks, progress: Progress, stop: _Stop) -> dict[str, Any]:
+def _epoch(session: Session, watchers: Callbacks, progress: TrainingProgress, stop: _Stop) -> dict[str, Any]:
     """Train for what is left of the epoch and return its row of the log."""
     options, optimizer, scaler = session.recipe.training, session.optimizer, session.scaler
     steps = len(session.batches)
