@@ -20,7 +20,7 @@ import numpy as np
 from rich.table import Table
 
 from dropmax.errors import InvalidValue, RunError
-from dropmax.workbench.files import write_atomically
+from dropmax.workbench.files import make_directory, write_atomically
 from dropmax.workbench.provenance import provenance
 
 
@@ -150,10 +150,7 @@ def origin(command: str, seeds: Sequence[int]) -> dict[str, Any]:
 def write_result(path: Path, name: str, rows: list[dict[str, Any]], origin: dict[str, Any], quick: bool) -> None:
     """Write rows and provenance as JSON, in one step."""
     check_replaceable(path, name)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"cannot make the directory {path.parent}: {error.strerror or error}") from error
+    make_directory(path.parent)
     result = {"benchmark": name, "quick": quick, "provenance": origin, "rows": rows}
     write_atomically(path, json.dumps(result, indent=2) + "\n")
 

@@ -7,7 +7,9 @@ would expect. The command line prints such an error as one line without a traceb
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Collection, Iterable
+from typing import Any
 
 __all__ = [
     "DataError",
@@ -18,6 +20,7 @@ __all__ = [
     "RunError",
     "check_choice",
     "did_you_mean",
+    "optional",
     "unknown",
 ]
 
@@ -35,48 +38,41 @@ class DropMaxError(Exception):
 
 
 class InvalidValue(DropMaxError, ValueError):
-    """An argument has the right type and a wrong value.
-
-    >>> issubclass(InvalidValue, ValueError)
-    True
-    """
+    """An argument has the right type and a wrong value."""
 
 
 class InvalidType(DropMaxError, TypeError):
-    """An argument has the wrong type or dtype.
-
-    >>> issubclass(InvalidType, TypeError)
-    True
-    """
+    """An argument has the wrong type or dtype."""
 
 
 class DataError(DropMaxError, ValueError):
-    """A data file is missing, damaged, or not what it claims to be.
-
-    >>> issubclass(DataError, ValueError)
-    True
-    """
+    """A data file is missing, damaged, or not what it claims to be."""
 
 
 class RunError(DropMaxError, RuntimeError):
-    """A run directory or checkpoint cannot be used, or training could not go on.
-
-    >>> issubclass(RunError, RuntimeError)
-    True
-    """
+    """A run directory or checkpoint cannot be used, or training could not go on."""
 
 
 class MissingDependency(DropMaxError, ImportError):
-    """An optional dependency is not installed.
-
-    >>> print(MissingDependency.extra("matplotlib", "figures", "drawing figures"))
-    drawing figures needs matplotlib, which is not installed: pip install "dropmax[figures]"
-    """
+    """An optional dependency is not installed."""
 
     @classmethod
     def extra(cls, package: str, extra: str, purpose: str) -> MissingDependency:
         """Name the package that is missing, what needs it, and the extra that brings it."""
         return cls(f'{purpose} needs {package}, which is not installed: pip install "dropmax[{extra}]"')
+
+
+def optional(module: str, extra: str, purpose: str, *, package: str = "") -> Any:
+    """Import a module of an optional package, or raise an error that names the extra which brings it.
+
+    >>> optional("no_such.module", "figures", "drawing")
+    Traceback (most recent call last):
+    dropmax.errors.MissingDependency: drawing needs no_such, which is not installed: pip install "dropmax[figures]"
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingDependency.extra(package or module.partition(".")[0], extra, purpose) from error
 
 
 def did_you_mean(name: object, valid: Iterable[str]) -> str:

@@ -16,7 +16,6 @@ from PIL import Image
 
 from dropmax import metrics
 from dropmax.errors import DropMaxError, InvalidValue, MissingDependency, RunError
-from dropmax.workbench import hub
 from dropmax.workbench.data import load
 from dropmax.workbench.evaluation import predict
 from dropmax.workbench.hub import from_pretrained, push_to_hub, save_pretrained
@@ -196,7 +195,7 @@ def test_from_a_repository(saved: Path, tmp_path: Path, monkeypatch: pytest.Monk
             raise OSError("404: there is no such repository\nand more")
         return str((tmp_path if repository == "me/foreign" else saved) / file)
 
-    monkeypatch.setattr(hub, "_huggingface_hub", lambda purpose: SimpleNamespace(hf_hub_download=download))
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(hf_hub_download=download))
     assert from_pretrained("me/digits", revision="v1").classes == tuple("0123456789")
     assert asked == [("me/digits", "model.safetensors", "v1")]
     with pytest.raises(RunError, match=r"cannot download model\.safetensors of me/none: 404: there is no such"):

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dropmax.errors import MissingDependency, RunError
+from dropmax.errors import RunError, optional
 from dropmax.lab.experiments.records import RunRecord
 from dropmax.lab.experiments.store import FILE, Store
 
@@ -42,11 +42,8 @@ def load(path: Path | str) -> pandas.DataFrame:
     on the test set, ``point.head.gamma`` a value that was tuned, ``provenance.commit`` where the code stood. A column
     that a run has no value for is missing there.
     """
-    try:
-        import pandas
-    except ImportError as error:
-        raise MissingDependency.extra("pandas", "lab", "dropmax.results.load") from error
-    return pandas.DataFrame(rows(path))
+    found: pandas.DataFrame = optional("pandas", "lab", "dropmax.results.load").DataFrame(rows(path))
+    return found
 
 
 def rows(path: Path | str) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import NamedTuple
 
-from dropmax.errors import InvalidType, InvalidValue, MissingDependency
+from dropmax.errors import InvalidType, InvalidValue, optional
 
 __all__ = ["PairedDifference", "holm", "paired_difference", "require_scipy", "t_interval"]
 
@@ -83,11 +83,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 def require_scipy() -> ModuleType:
     """Return ``scipy.stats``, or raise an error that names the extra which brings it."""
-    try:
-        import scipy.stats
-    except ImportError as error:
-        raise MissingDependency.extra("scipy", "lab", "comparing repeated runs") from error
-    stats: ModuleType = scipy.stats
+    stats: ModuleType = optional("scipy.stats", "lab", "comparing repeated runs")
     return stats
 
 

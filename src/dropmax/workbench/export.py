@@ -7,7 +7,6 @@ and normalise inside the graph. All three hold the same metadata, under the key 
 from __future__ import annotations
 
 import copy
-import importlib
 import io
 import json
 import logging
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from dropmax.checks import check_choice
-from dropmax.errors import DropMaxError, InvalidType, MissingDependency, RunError
+from dropmax.errors import DropMaxError, InvalidType, RunError, optional
 from dropmax.exact import portable
 from dropmax.heads.masked import MaskedHead
 from dropmax.workbench.data import normalise
@@ -146,7 +145,7 @@ def export(
     path = Path(out)
     refuse_to_overwrite(path, force)
     for package in ("onnx", "onnxscript", "onnxruntime") if format == "onnx" else ():
-        _import_onnx(package)  # before the work, not after it
+        optional(package, "export", "exporting to ONNX")  # before the work, not after it
     trained = _trained(run, trust_network)
     about = metadata(trained)
     difference = 0.0
@@ -268,13 +267,6 @@ def _torch_runner(content: bytes) -> Runner:
 # --- ONNX --------------------------------------------------------------------------------------------------------
 
 
-def _import_onnx(package: str) -> Any:
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise MissingDependency.extra(package, "export", "exporting to ONNX") from error
-
-
 def _to_onnx(served: Served, example: Tensor, about: str) -> bytes:
     with _quiet():
         exported = torch.onnx.export(_program(served, example), dynamo=True, input_names=["inputs"], verbose=False)
@@ -313,7 +305,7 @@ def _forget_sources(graph: Any) -> None:
 
 
 def _onnx_runner(content: bytes) -> Runner:
-    onnxruntime = _import_onnx("onnxruntime")
+    onnxruntime = optional("onnxruntime", "export", "exporting to ONNX")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])

@@ -14,7 +14,7 @@ from filelock import lock_descriptor
 
 from dropmax.errors import RunError
 
-__all__ = ["CannotWrite", "check_place", "lock", "parse_json", "write_atomically"]
+__all__ = ["CannotWrite", "check_place", "lock", "make_directory", "parse_json", "write_atomically"]
 
 
 class CannotWrite(RunError):
@@ -34,6 +34,19 @@ def check_place(directory: Path) -> None:
         raise CannotWrite(f"cannot write to {directory}: {existing} is not a directory; choose another --out")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise CannotWrite(f"cannot write to {directory}: {existing} may not be written to; choose another --out")
+
+
+def make_directory(path: Path, what: str = "directory") -> None:
+    """Make a directory and those above it, or say in a line why that cannot be.
+
+    >>> make_directory(Path("/dev/null/x"))
+    Traceback (most recent call last):
+    dropmax.workbench.files.CannotWrite: cannot make the directory /dev/null/x: Not a directory
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CannotWrite(f"cannot make the {what} {path}: {error.strerror or error}") from error
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from dropmax.errors import InvalidValue, MissingDependency, RunError
+from dropmax.errors import InvalidValue, RunError, optional
 from dropmax.workbench.export import export
-from dropmax.workbench.files import write_atomically
+from dropmax.workbench.files import make_directory, write_atomically
 from dropmax.workbench.model_card import draw_figure, measure, model_card
 from dropmax.workbench.training import TrainedModel, load_model
 
@@ -72,10 +72,7 @@ def save_pretrained(
         figure = "confusable.png" if draw_figure(folder / "confusable.png", trained, found) else None
         card = model_card(trained, found, repository=repository or str(directory), figure=figure)
         write_atomically(folder / "README.md", card)
-        try:
-            place.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(f"cannot make the directory {place}: {error.strerror or error}") from error
+        make_directory(place)
         for name in _FILES:
             if (folder / name).exists():
                 write_atomically(place / name, (folder / name).read_bytes())
@@ -112,7 +109,7 @@ def from_pretrained(
         raise RunError(
             f"there is no directory or file {str(name)!r}, and it is not a repository 'owner/name': nothing to load"
         )
-    hub = _huggingface_hub("downloading a model")
+    hub = optional("huggingface_hub", "hub", "downloading a model")
     try:
         file = hub.hf_hub_download(str(name), "model.safetensors", revision=revision, token=token)
     except Exception as error:  # a dozen classes of it, each of which means that there is no file
@@ -149,7 +146,7 @@ def push_to_hub(
     if not _REPOSITORY.fullmatch(repository):
         raise InvalidValue(f"a repository is named owner/name, got {repository!r}")
     if api is None:
-        api = _huggingface_hub("uploading a model").HfApi(token=token)
+        api = optional("huggingface_hub", "hub", "uploading a model").HfApi(token=token)
     scratch = None
     try:
         if not isinstance(model, TrainedModel) and _is_saved(Path(model)):
@@ -197,14 +194,6 @@ def _make_place(place: Path, force: bool) -> None:
 
 def _is_saved(path: Path) -> bool:
     return all((path / name).is_file() for name in _FILES[:3])
-
-
-def _huggingface_hub(purpose: str) -> Any:
-    try:
-        import huggingface_hub
-    except ImportError as error:
-        raise MissingDependency.extra("huggingface_hub", "hub", purpose) from error
-    return huggingface_hub
 
 
 def _first_line(error: Exception) -> str:

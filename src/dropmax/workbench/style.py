@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dropmax.errors import MissingDependency
+from dropmax.errors import optional
 from dropmax.workbench.files import write_atomically
 
 __all__ = [
@@ -93,11 +93,7 @@ def look(place: int) -> tuple[str, Any]:
 
 def pyplot() -> Any:
     """Return matplotlib's pyplot, drawing to files and in our style; or say which extra brings it."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise MissingDependency.extra("matplotlib", "figures", "drawing pictures") from error
-    matplotlib.use("Agg")
+    optional("matplotlib", "figures", "drawing pictures").use("Agg")
     import matplotlib.pyplot as plt
 
     plt.rcParams.update(_SETTINGS)

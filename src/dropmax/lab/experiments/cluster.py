@@ -7,7 +7,6 @@ Where only the worker died, the next task on that machine removes what it left.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import shutil
@@ -19,7 +18,7 @@ from typing import Any
 
 import filelock
 
-from dropmax.errors import MissingDependency, RunError
+from dropmax.errors import RunError, optional
 from dropmax.lab.experiments.plan import Job
 from dropmax.lab.experiments.progress import Progress
 from dropmax.lab.experiments.records import RunRecord
@@ -40,11 +39,7 @@ class Cluster:
     """
 
     def __init__(self, address: str = "auto") -> None:
-        try:
-            ray: Any = importlib.import_module("ray")
-        except ImportError as error:
-            raise MissingDependency.extra("ray", "ray", "--engine ray") from error
-        self.ray = ray
+        self.ray = ray = optional("ray", "ray", "--engine ray")
         if not ray.is_initialized():
             try:
                 _check_port(address)

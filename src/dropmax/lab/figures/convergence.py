@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dropmax.lab.figures.runs import Run, data_name
+from dropmax.lab.figures.runs import Run, by_data, data_name
 from dropmax.lab.figures.subject import Subject
 from dropmax.workbench import style
 
@@ -37,9 +37,7 @@ class _Curves:
 def draw(subject: Subject) -> tuple[Any, str]:
     """Draw train and held-out cross entropy of every head, a panel a data set, with a band over seeds."""
     plt = style.pyplot()
-    groups: dict[str, list[Run]] = {}
-    for run in subject.runs:
-        groups.setdefault(run.recipe.data.name, []).append(run)
+    groups = by_data(subject.runs)
     recorded = all(run in subject.recordings for run in subject.runs)
     columns = min(2, len(groups))
     rows = -(-len(groups) // columns)

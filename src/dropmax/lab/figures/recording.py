@@ -23,7 +23,7 @@ from dropmax.classifier import Classifier
 from dropmax.errors import RunError
 from dropmax.lab.figures.runs import Run, data_name, slug
 from dropmax.metrics import NLL_FLOOR
-from dropmax.workbench.files import parse_json, write_atomically
+from dropmax.workbench.files import make_directory, parse_json, write_atomically
 from dropmax.workbench.provenance import provenance
 from dropmax.workbench.recipes import Recipe
 from dropmax.workbench.terminal import printable
@@ -96,10 +96,7 @@ def record(run: Run, directory: Path, *, command: str | None = None, quiet: bool
     if found is not None:
         return found
     path = recording_path(run, directory)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"cannot make the directory {path.parent}: {error.strerror or error}") from error
+    make_directory(path.parent)
     options = run.recipe.training
     if not quiet:
         print(

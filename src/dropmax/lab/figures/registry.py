@@ -28,10 +28,10 @@ from dropmax.lab.figures import (
 )
 from dropmax.lab.figures.captions import Captions
 from dropmax.lab.figures.recording import find_recording, record
-from dropmax.lab.figures.runs import Run, data_name, slug
+from dropmax.lab.figures.runs import Run, by_data, data_name, slug
 from dropmax.lab.figures.subject import NotDrawable, Subject
 from dropmax.workbench import style
-from dropmax.workbench.files import write_atomically
+from dropmax.workbench.files import make_directory, write_atomically
 
 __all__ = ["FIGURES", "Figure", "Made", "Needs", "make_figures"]
 
@@ -248,10 +248,7 @@ def _plan(
 def _make(figure: Figure, subject: Subject, out: Path, stem: str, forms: Sequence[str], command: str) -> Made:
     drawn, measured = figure.draw(subject)
     caption = " ".join(f"{figure.caption} {measured}".split())
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"cannot make the directory {out}: {error.strerror or error}") from error
+    make_directory(out)
     files = []
     for form in forms:
         content = style.encode(drawn, form, title=f"{stem} ({figure.place})", description=caption, command=command)
@@ -263,11 +260,8 @@ def _make(figure: Figure, subject: Subject, out: Path, stem: str, forms: Sequenc
 
 def _subjects(runs: Sequence[Run]) -> dict[str, Subject]:
     """Group runs by their data, each under a name fit for files."""
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(run.recipe.data.name, []).append(run)
     named: dict[str, Subject] = {}
-    for group in groups.values():
+    for group in by_data(runs).values():
         name = slug(data_name(group[0].recipe))
         while name in named:  # two folders of the same name in different places
             name += "-2"

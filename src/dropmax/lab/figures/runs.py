@@ -28,7 +28,7 @@ from dropmax.workbench.recipes import DataOptions, Recipe
 from dropmax.workbench.training import RunDirectory, TrainedModel, load_data, load_model
 from dropmax.workbench.training.source import data_place
 
-__all__ = ["Run", "data_name", "load_runs", "picture", "slug"]
+__all__ = ["Run", "by_data", "data_name", "load_runs", "picture", "slug"]
 
 #: What may differ between two runs of one method.
 _NOT_THE_METHOD = ("training.seed", "training.checkpoint_seconds", "training.validate_every")
@@ -184,6 +184,14 @@ def load_runs(
         ]
         run.label = _label(run.recipe, rivals)
     return runs
+
+
+def by_data(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Return the runs on each data set, in the order given."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(run.recipe.data.name, []).append(run)
+    return groups
 
 
 def data_name(recipe: Recipe) -> str:

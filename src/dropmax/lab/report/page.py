@@ -13,7 +13,7 @@ from typing import Any
 from dropmax import metrics
 from dropmax.errors import InvalidValue
 from dropmax.lab.figures import convergence, mask_curves, rejection, reliability
-from dropmax.lab.figures.runs import Run, data_name
+from dropmax.lab.figures.runs import Run, by_data, data_name
 from dropmax.lab.figures.subject import Subject
 from dropmax.lab.report.charts import chart
 from dropmax.lab.report.compare import LEVEL, Comparison, compare
@@ -34,9 +34,6 @@ def make_report(runs: Sequence[Run], command: str) -> str:
     """
     if not runs:
         raise InvalidValue("name at least one run to report on")
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(run.recipe.data.name, []).append(run)
     names = list(dict.fromkeys(data_name(run.recipe) for run in runs))
     heads = list(dict.fromkeys(run.head.name for run in runs))
     recipes = {f"{data_name(run.recipe)}: {run.label}": run for run in reversed(runs)}
@@ -45,7 +42,7 @@ def make_report(runs: Sequence[Run], command: str) -> str:
         .get_template("report.html.j2")
         .render(
             title=f"{', '.join(heads)} on {', '.join(names)}",
-            groups=[_group(members) for members in groups.values()],
+            groups=[_group(members) for members in by_data(runs).values()],
             runs=[_origin(run) for run in runs],
             recipes=[(title, run.seed, run.recipe.to_toml()) for title, run in reversed(recipes.items())],
             command=command,

@@ -12,7 +12,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 
 from dropmax.checks import check_choice
-from dropmax.errors import MissingDependency
+from dropmax.errors import optional
 from dropmax.workbench.recipes import Recipe
 
 __all__ = ["LOGS", "Callback", "Callbacks", "MLflow", "TensorBoard", "WandB", "make_callbacks", "scalars"]
@@ -134,14 +133,12 @@ def scalars(row: dict[str, Any]) -> dict[str, float]:
 
 
 class TensorBoard(Callback):
-    """Curves in ``RUN/tensorboard``, one point per epoch; ``tensorboard --logdir RUN`` shows them.
-
-    >>> LOGS["tensorboard"] is TensorBoard
-    True
-    """
+    """Curves in ``RUN/tensorboard``, one point per epoch; ``tensorboard --logdir RUN`` shows them."""
 
     def __init__(self) -> None:
-        self._writer_of = _needed("torch.utils.tensorboard", "tensorboard", "tensorboard", "logging to TensorBoard")
+        self._writer_of = optional(
+            "torch.utils.tensorboard", "tensorboard", "logging to TensorBoard", package="tensorboard"
+        )
         self._writer: Any = None
 
     def start(self, run: Path, recipe: Recipe, environment: dict[str, Any]) -> None:
@@ -168,13 +165,10 @@ class MLflow(Callback):
         tracking_uri: of the server or store; if None ``$MLFLOW_TRACKING_URI``, or MLflow's own default, or the folder
             ``mlruns`` where only mlflow-skinny is installed.
         experiment: its name; ``$MLFLOW_EXPERIMENT_NAME`` or "dropmax" if None.
-
-    >>> LOGS["mlflow"] is MLflow
-    True
     """
 
     def __init__(self, tracking_uri: str | None = None, experiment: str | None = None) -> None:
-        self._mlflow = _needed("mlflow", "mlflow-skinny", "mlflow", "logging to MLflow")
+        self._mlflow = optional("mlflow", "mlflow", "logging to MLflow", package="mlflow-skinny")
         self._uri = tracking_uri
         self._experiment = experiment
 
@@ -221,13 +215,10 @@ class WandB(Callback):
     Args:
         project: its name; ``$WANDB_PROJECT`` or "dropmax" if None.
         mode: "online", "offline" or "disabled"; ``$WANDB_MODE`` decides if None.
-
-    >>> LOGS["wandb"] is WandB
-    True
     """
 
     def __init__(self, project: str | None = None, mode: str | None = None) -> None:
-        self._wandb = _needed("wandb", "wandb", "wandb", "logging to Weights & Biases")
+        self._wandb = optional("wandb", "wandb", "logging to Weights & Biases")
         self._project = project
         self._mode = mode
 
@@ -282,10 +273,3 @@ def identity(run: Path, recipe: Recipe, environment: dict[str, Any]) -> str:
 
 def _flat(recipe: Recipe) -> dict[str, Any]:
     return {f"{table}.{key}": value for table, values in recipe.to_dict().items() for key, value in values.items()}
-
-
-def _needed(module: str, package: str, extra: str, purpose: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise MissingDependency.extra(package, extra, purpose) from error

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from dropmax.errors import RunError
-from dropmax.workbench.files import CannotWrite, parse_json, write_atomically
+from dropmax.workbench.files import CannotWrite, make_directory, parse_json, write_atomically
 from dropmax.workbench.recipes import Recipe, load_recipe
 
 __all__ = ["RunDirectory"]
@@ -71,10 +71,7 @@ class RunDirectory:
                     "another place with --out"
                 )
             run._remove_old_run()
-        try:
-            run.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise CannotWrite(f"cannot make the run directory {run.path}: {error.strerror or error}") from error
+        make_directory(run.path, "run directory")
         write_atomically(run.path / "environment.json", json.dumps(environment, indent=2) + "\n")
         run.write_recipe(recipe)
         return run
