@@ -13,11 +13,11 @@ from rich.table import Table
 from benchmarks import harness
 from dropmax.classifier import Classifier
 from dropmax.workbench.data import Dataset, normalise
+from dropmax.workbench.progress import TrainingProgress
 from dropmax.workbench.recipes import Recipe, load_recipe
 from dropmax.workbench.training import Session, build, load_data, loop
 from dropmax.workbench.training.callbacks import Callbacks
 from dropmax.workbench.training.optimizer import make_optimizer
-from dropmax.workbench.training.progress import Progress
 
 AIM = 1.05
 CASES = (("mnist-1k", "released"), ("mnist-1k", "paper"))
@@ -64,7 +64,7 @@ def _by_hand(recipe: Recipe, data: Dataset) -> Callable[[], None]:
 
 def _ours(recipe: Recipe, data: Dataset) -> Callable[[], None]:
     session = Session(recipe, data, device="cpu")
-    progress = Progress(recipe, len(session.batches), quiet=True)
+    progress = TrainingProgress("", recipe.training.epochs, len(session.batches), quiet=True)
 
     def epoch() -> None:
         # Epoch 0 of 200: validation, which the loop by hand does not have either, is not due.

@@ -181,6 +181,16 @@ def test_demo(tmp_path: Path, dropmax: Run) -> None:
 def test_demo_says_what_is_in_the_way(tmp_path: Path, dropmax: Run) -> None:
     (tmp_path / "demo").write_text("a file")
     done = dropmax("demo", "--quick", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("dropmax: cannot write to demo/softmax-0-quick: ")
+    assert done.stderr.endswith("demo is not a directory; choose another --out\n")
+
+
+@pytest.mark.slow
+def test_demo_says_why_a_training_failed(tmp_path: Path, dropmax: Run) -> None:
+    (tmp_path / "demo" / "softmax-0-quick").mkdir(parents=True)
+    (tmp_path / "demo" / "softmax-0-quick" / "notes.txt").write_text("mine")
+    done = dropmax("demo", "--quick", cwd=tmp_path)
     assert done.returncode == 2
-    assert "training softmax failed: cannot make the run directory" in done.stderr.splitlines()[-1]
+    assert "training softmax failed: demo/softmax-0-quick is not empty" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr

@@ -15,6 +15,7 @@ import typer
 
 from dropmax.cli.options import AsJson, command
 from dropmax.errors import RunError
+from dropmax.workbench.files import check_place
 from dropmax.workbench.terminal import console as wide_console
 
 HEADS = ("softmax", "dropmax")
@@ -29,6 +30,8 @@ def demo(
     """Train softmax and DropMax on 1,000 real digits, compare them on 10,000, and draw what DropMax sees."""
     epochs = 10 if quick else 200
     runs = {head: out / f"{head}-{seed}{'-quick' if quick else ''}" for head in HEADS}
+    for path in runs.values():
+        check_place(path)  # before the work, not after it
     print(
         f"Training softmax and DropMax on 1,000 MNIST digits, {epochs} epochs each, side by side.",
         "It takes about a minute and a half on two cores." if not quick else "",
