@@ -18,7 +18,7 @@ from dropmax.cli.options import (
     MovedData,
     Samples,
     Threads,
-    TrustNetwork,
+    TrustCode,
     tell,
     use_threads,
 )
@@ -50,7 +50,7 @@ def evaluate(
     data_dir: DataDir = None,
     device: Device = None,
     threads: Threads = 0,
-    trust_network: TrustNetwork = False,
+    trust_code: TrustCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure error, NLL, Brier, calibration and rejection of a trained model."""
@@ -69,7 +69,7 @@ def evaluate(
     from dropmax.workbench.training import load_data, load_model
 
     use_threads(threads)
-    trained = load_model(run, device=device or "cpu", trust_network=trust_network)
+    trained = load_model(run, device=device or "cpu", trust_code=trust_code)
     if new is not None:
         rows, what = _read_new(trained, new, data_dir, label_column, id_column), f"examples of {new}"
     else:

@@ -21,7 +21,7 @@ from dropmax.cli.options import (
     Mode,
     Samples,
     Threads,
-    TrustNetwork,
+    TrustCode,
     tell,
     use_threads,
 )
@@ -61,7 +61,7 @@ def predict(
     id_column: IdColumn = None,
     device: Device = None,
     threads: Threads = 0,
-    trust_network: TrustNetwork = False,
+    trust_code: TrustCode = False,
 ) -> None:
     """Say what things are, how sure that is, and what they may be confused with.
 
@@ -81,7 +81,7 @@ def predict(
     from dropmax.workbench.training import load_model
 
     use_threads(threads)
-    trained = load_model(run, device=device or "cpu", trust_network=trust_network)
+    trained = load_model(run, device=device or "cpu", trust_code=trust_code)
     expected = trained.expected
     texts = [str(given) for given in files if expected.text_column and not given.exists()]
     chosen = find_inputs([given for given in files if str(given) not in texts])
