@@ -123,7 +123,7 @@ def main():
     named = labels > 0
     predicted = model(**batch).logits.argmax(-1)[named]
     features = dropmax.features_of(model, **batch)[named]
-    rivals = confusable(model.classifier.head.retain_probs(features), predicted, limit=2)
+    rivals = confusable(model.classifier.head.predict_proba(features), limit=2)
     hard = [i for i, others in enumerate(rivals) if others]
     print(f"{len(hard)} of {len(rivals)} names may be confused, for instance")
     places = named.nonzero().tolist()

@@ -104,7 +104,7 @@ def main():
     words = torch.stack([row["input_ids"] for row in test_set])
     predicted = model(input_ids=words).logits.argmax(-1)
     features = dropmax.features_of(model, input_ids=words)
-    rivals = confusable(model.classifier.head.retain_probs(features), predicted, limit=2)
+    rivals = confusable(model.classifier.head.predict_proba(features), limit=2)
     hard = [i for i, others in enumerate(rivals) if others]
     print(f"{len(hard)} of {len(labels)} may be confused, for instance")
     for i in hard[:3]:

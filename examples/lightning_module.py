@@ -80,7 +80,7 @@ def main():
     x, y = test_set.tensors
     predicted = module(x).argmax(-1)
     features = dropmax.features_of(module, x)
-    rivals = confusable(module.model[-1].head.retain_probs(features), predicted, limit=2)
+    rivals = confusable(module.model[-1].head.predict_proba(features), limit=2)
     hard = [i for i, others in enumerate(rivals) if others]
     print(f"{len(hard)} of {len(x)} may be confused, for instance")
     for i in hard[:3]:

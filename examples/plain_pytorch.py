@@ -61,7 +61,7 @@ def main():
 
     # What a softmax cannot say: which other classes this input may be.
     features = dropmax.features_of(model, test_x)
-    rivals = confusable(model.fc.head.retain_probs(features), predicted, limit=2)
+    rivals = confusable(model.fc.head.predict_proba(features), limit=2)
     hard = [i for i, others in enumerate(rivals) if others]
     wrong = [i for i in range(len(test_y)) if predicted[i] != test_y[i]]
     named = [i for i in wrong if test_y[i] in rivals[i]]

@@ -66,7 +66,7 @@ def main():
     model = net.module_.eval()
     features = dropmax.features_of(model, test_x)
     predicted = torch.from_numpy(net.predict(test_x))
-    rivals = confusable(model.fc.head.retain_probs(features), predicted, limit=2)
+    rivals = confusable(model.fc.head.predict_proba(features), limit=2)
     hard = [i for i, others in enumerate(rivals) if others]
     print(f"{len(hard)} of {len(test_x)} may be confused, for instance")
     for i in hard[:3]:

@@ -58,7 +58,7 @@ def main():
     features = model.forward_head(model.forward_features(test_x), pre_logits=True)
     classifier = model.get_classifier().head
     predicted = classifier.predict_proba(features, "exact").argmax(-1)
-    rivals = confusable(classifier.retain_probs(features), predicted, limit=2)
+    rivals = confusable(classifier.predict_proba(features), limit=2)
     hard = [i for i, others in enumerate(rivals) if others]
     print(f"{len(hard)} of {len(test_x)} may be confused, for instance")
     for i in hard[:3]:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
         Softmax,
         Sparsemax,
         make_head,
-        register_head,
     )
     from dropmax.packed import DropMaxLoss, PackedHead, features_of
 
@@ -56,7 +55,6 @@ __all__ = [
     "features_of",
     "functional",
     "make_head",
-    "register_head",
     "replace_head",
 ]
 

@@ -8,17 +8,28 @@ prediction has logits, and the sum over all masks has probabilities, whose logar
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dropmax.checks import NotFinite, check_labels, check_positive, check_probs
 from dropmax.errors import InvalidType, InvalidValue
-from dropmax.metrics import NLL_FLOOR
+from dropmax.metrics import NLL_FLOOR, nll
 from dropmax.sets import PredictionSets, rows_needed
 
-__all__ = ["TEMPERATURE_RANGE", "PredictionSets", "apply_temperature", "fit_temperature", "rows_needed"]
+__all__ = [
+    "COVERAGES",
+    "TEMPERATURE_RANGE",
+    "Calibration",
+    "PredictionSets",
+    "apply_temperature",
+    "fit_temperature",
+    "rows_needed",
+]
 
 TEMPERATURE_RANGE = (1e-3, 1e3)
 """Every fitted temperature lies between these two."""
@@ -77,6 +88,168 @@ def apply_temperature(logits: Tensor, temperature: float, *, from_probs: bool = 
     logits = _log_scores(logits, from_probs)
     wide = logits if logits.dtype == torch.float64 else logits.float()
     return (wide / temperature).softmax(-1)
+
+
+#: Coverages worth promising, and how many classes the sets of the default one may hold on average.
+COVERAGES = (0.99, 0.95, 0.90)
+_MEAN_SIZE = 2.0
+
+#: The share of ordinary rows that may be called unlike anything the model was trained on.
+_FALSE_ALARMS = 0.01
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What held-out rows say about a model: which way of predicting is *the* answer, its temperature, its sets.
+
+    Make one with :meth:`fit`. It holds no probabilities but those given to the labels of the held-out rows, from which
+    prediction sets (LAC) of any coverage follow.
+
+    >>> probs = torch.tensor([[0.98, 0.02], [0.98, 0.02], [0.98, 0.02], [0.98, 0.02]])
+    >>> found = Calibration.fit({"mean": probs}, torch.tensor([0, 0, 0, 1]))
+    >>> found.apply(probs[:1])
+    tensor([[0.7500, 0.2500]])
+    """
+
+    mode: str  #: the answer: ``"mean"`` or ``"exact"``
+    temperatures: Mapping[str, float]  #: of each mode
+    nll: Mapping[str, float]  #: of each mode with its temperature, on the held-out rows
+    num_classes: int
+    labels: tuple[int, ...]  #: of the held-out rows
+    on_label: tuple[float, ...]  #: the probability the answer gives them
+    coverage: float | None  #: of prediction sets unless told otherwise; None where there are too few rows for any
+    outside: float | None = None  #: an outside score that 99 % of the rows do not exceed; None with fewer than 99
+    source: str = "held-out rows"  #: where the rows came from, in words
+
+    @classmethod
+    def fit(
+        cls,
+        probs: Mapping[str, Tensor],
+        labels: Tensor,
+        *,
+        outside: Tensor | None = None,
+        source: str = "held-out rows",
+    ) -> Calibration:
+        """Fit a temperature to the probabilities (n, K) of each mode, and choose the mode with the lowest NLL.
+
+        ``outside`` are the outside scores (n,) of the rows (:meth:`dropmax.Head.outside_score`).
+        """
+        if not probs:
+            raise InvalidValue("there are no probabilities to calibrate: give those of at least one mode")
+        temperatures, scaled = {}, {}
+        for mode, given in probs.items():
+            temperatures[mode] = fit_temperature(given, labels, from_probs=True)
+            scaled[mode] = apply_temperature(given, temperatures[mode], from_probs=True).cpu()
+        labels = labels.detach().cpu()
+        losses = {mode: nll(p, labels) for mode, p in scaled.items()}
+        best = min(losses, key=lambda mode: losses[mode])  # of equals the first, the cheaper one
+        chosen = scaled[best]
+        on_label = tuple(chosen.double().gather(1, labels.long()[:, None])[:, 0].tolist())
+        found = cls(best, temperatures, losses, chosen.shape[1], tuple(labels.tolist()), on_label, None, source=source)
+        if outside is not None and len(labels) >= rows_needed(1 - _FALSE_ALARMS):
+            rank = math.ceil((len(labels) + 1) * (1 - _FALSE_ALARMS) - 1e-9)
+            found = replace(found, outside=float(outside.double().cpu().kthvalue(rank).values))
+        possible = [c for c in COVERAGES if len(labels) >= rows_needed(c)]
+        small = [c for c in possible if float(found.sets(chosen, c).sum(-1).double().mean()) <= _MEAN_SIZE]
+        return replace(found, coverage=next(iter(small or possible[-1:]), None))
+
+    def apply(self, probs: Tensor, mode: str | None = None) -> Tensor:
+        """Return the probabilities of a mode with its temperature: proportional to ``p ** (1 / T)``.
+
+        Drawn masks (``"mc"``) estimate the exact prediction, so they get its temperature.
+        """
+        name = self.mode if mode is None else {"mc": "exact"}.get(mode, mode)
+        temperature = self.temperatures.get(name, self.temperatures[self.mode])  # a head without masks has one mode
+        wide = probs if probs.dtype == torch.float64 else probs.float()
+        return (wide.clamp_min(NLL_FLOOR).log() / temperature).softmax(-1)
+
+    def threshold(self, coverage: float | None = None) -> float:
+        """Return the least probability with which a class is in the set of this coverage."""
+        return 1 - float(self._sets(coverage).thresholds_[0])
+
+    def sets(self, probs: Tensor, coverage: float | None = None) -> Tensor:
+        """Return the prediction sets (LAC) of calibrated probabilities: boolean (n, K)."""
+        return self._sets(coverage).predict(probs)
+
+    def notes(self, coverage: float | None = None) -> tuple[str, ...]:
+        """Return what is to be said of sets of this coverage, such as classes without a held-out row."""
+        return self._sets(coverage).notes_
+
+    @property
+    def reason(self) -> str:
+        """Why this mode is the answer, in words."""
+        with_T = f"temperature {self.temperatures[self.mode]:.4g}, fitted on {len(self.labels):,} {self.source}"
+        others = ", ".join(f"{mode} {value:.4f}" for mode, value in self.nll.items() if mode != self.mode)
+        why = f", as its NLL there is {self.nll[self.mode]:.4f} (against {others})" if others else ""
+        return f"mode {self.mode}{why}; {with_T}"
+
+    def summary(self) -> dict[str, Any]:
+        """Return plain values for JSON without those of single rows. ``thresholds`` are those of :meth:`threshold`."""
+        possible = [c for c in COVERAGES if len(self.labels) >= rows_needed(c)]
+        return {
+            "mode": self.mode,
+            "reason": self.reason,
+            "temperatures": dict(self.temperatures),
+            "nll": dict(self.nll),
+            "rows": len(self.labels),
+            "source": self.source,
+            "num_classes": self.num_classes,
+            "coverage": self.coverage,
+            "outside": self.outside,
+            "thresholds": {str(c): self.threshold(c) for c in possible},
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return :meth:`summary` with what single rows got; :meth:`from_dict` reads it."""
+        return {**self.summary(), "labels": list(self.labels), "on_label": list(self.on_label)}
+
+    @classmethod
+    def from_dict(cls, values: Any, num_classes: int) -> Calibration:
+        """Read what :meth:`to_dict` returned; a ValueError says what is wrong with anything else."""
+        try:
+            found = cls(
+                values["mode"],
+                {str(mode): float(T) for mode, T in values["temperatures"].items()},
+                {str(mode): float(value) for mode, value in values["nll"].items()},
+                values["num_classes"],
+                tuple(values["labels"]),
+                tuple(map(float, values["on_label"])),
+                values["coverage"],
+                values["outside"],
+                str(values["source"]),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"its calibration lacks or garbles {error}") from error
+        low, high = TEMPERATURE_RANGE
+        if not {found.mode} <= set(found.temperatures) == set(found.nll) <= {"mean", "exact"}:
+            raise ValueError(f"its calibration has the mode {found.mode!r:.60}")
+        if not all(low <= T <= high for T in found.temperatures.values()):
+            raise ValueError(f"its calibration has a temperature outside {low:g} to {high:g}")
+        if found.num_classes != num_classes or len(found.labels) != len(found.on_label) or not found.labels:
+            raise ValueError("its calibration is that of another model")
+        if not all(type(k) is int and 0 <= k < num_classes for k in found.labels):
+            raise ValueError("its calibration holds labels that are no classes")
+        if not all(0 <= p <= 1 for p in found.on_label) or not all(map(math.isfinite, found.nll.values())):
+            raise ValueError("its calibration holds numbers that are no probabilities")
+        if found.outside is not None and not (type(found.outside) is float and math.isfinite(found.outside)):
+            raise ValueError(f"its calibration has the outside score {found.outside!r:.60}")
+        if found.coverage not in (None, *COVERAGES) or (
+            found.coverage and len(found.labels) < rows_needed(found.coverage)
+        ):
+            raise ValueError(f"its calibration has the coverage {found.coverage!r:.60}")
+        return found
+
+    def _sets(self, coverage: float | None) -> PredictionSets:
+        coverage = self.coverage if coverage is None else coverage
+        if coverage is None:
+            raise InvalidValue(
+                f"{len(self.labels)} calibration rows are too few for prediction sets: hold out more rows, at least "
+                f"{rows_needed(COVERAGES[-1])}"
+            )
+        scores = 1 - torch.tensor(self.on_label, dtype=torch.float64)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # see notes
+            return PredictionSets(coverage).fit_scores(scores, torch.tensor(self.labels), self.num_classes)
 
 
 class _Value(NamedTuple):

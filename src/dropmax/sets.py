@@ -103,7 +103,7 @@ class PredictionSets:
         probs = check_probs(probs)
         labels = check_labels(labels, *probs.shape)
         scores = self.scores(probs, self._uniform(len(probs))).gather(1, labels[:, None])[:, 0]
-        return self._calibrate(scores, labels, probs.shape[1])
+        return self.fit_scores(scores, labels, probs.shape[1])
 
     def predict(self, probs: Tensor, coverage: float | None = None) -> Tensor:
         """Return which classes each row's set holds, boolean (m, K), at the coverage of ``fit`` or another."""
@@ -114,7 +114,7 @@ class PredictionSets:
             other = PredictionSets(
                 coverage, self.method, self.by_class, penalty=self.penalty, k_reg=self.k_reg, seed=self.seed
             )
-            thresholds = other._calibrate(self.scores_, self.labels_, len(thresholds)).thresholds_
+            thresholds = other.fit_scores(self.scores_, self.labels_, len(thresholds)).thresholds_
         device = probs.device if isinstance(probs, Tensor) else None
         if isinstance(probs, Tensor) and probs.dim() == 2 and probs.shape[1] != len(thresholds):
             raise InvalidValue(f"probs have {probs.shape[1]} classes, but fit saw {len(thresholds)}")
@@ -140,7 +140,8 @@ class PredictionSets:
     def _uniform(self, rows: int) -> Tensor:
         return torch.rand(rows, generator=torch.Generator().manual_seed(self.seed), dtype=torch.float64)
 
-    def _calibrate(self, scores: Tensor, labels: Tensor, num_classes: int) -> PredictionSets:
+    def fit_scores(self, scores: Tensor, labels: Tensor, num_classes: int) -> PredictionSets:
+        """Find the thresholds from the scores (n,) of the true classes, as :meth:`fit` computes them; return self."""
         needed = rows_needed(self.coverage)
         if len(scores) < needed:
             raise InvalidValue(

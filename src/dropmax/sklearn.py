@@ -9,6 +9,7 @@ import contextlib
 import numbers
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from dropmax.checks import NotFinite, check_choice, check_count, check_positive, check_probability, check_weight
 from dropmax.classifier import Classifier
 from dropmax.errors import InvalidType, InvalidValue, MissingDependency, RunError
-from dropmax.heads import MODES, Head, find_head, make_head
+from dropmax.heads import MODES, find_head, make_head
 from dropmax.sklearn_rows import (
     Examples,
     blocks,
@@ -41,6 +42,8 @@ try:
     from sklearn.utils import check_array, check_random_state
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted, validate_data
+
+    from dropmax.sklearn_sets import ConformalMixin
 except ImportError as error:
     raise MissingDependency.extra("scikit-learn 1.6 or newer", "sklearn", "dropmax.sklearn") from error
 
@@ -59,7 +62,7 @@ _RESERVED = {
 }
 
 
-class DropMaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class DropMaxClassifier(ConformalMixin, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A multi-layer perceptron that ends in a DropMax head, trained with AdamW in float32.
 
     Its loss is the weighted mean over rows of ``head.loss``; its probabilities are ``head.predict_proba``. The fit
@@ -69,7 +72,7 @@ class DropMaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Args:
         hidden_layer_sizes: units of each hidden layer, relu after each; ``()`` makes a linear classifier.
-        head: a name (:func:`dropmax.heads.find_head`), or a class of yours that derives from ``dropmax.Head``.
+        head: a name (:func:`dropmax.heads.find_head`).
         head_options: options of the head.
         network: in place of the perceptron, a function from the number of features to an ``nn.Module`` that maps
             ``(N, n_features)`` to feature vectors ``(N, d)``.
@@ -107,15 +110,15 @@ class DropMaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     1.0
     >>> model.predict_proba(X[:2], mode="exact").shape
     (2, 3)
-    >>> model.predict(X[[38]]).tolist(), model.confusable_with(X[[38]])
-    (['class_0'], [['class_1']])
+    >>> model.predict(X[[68]]).tolist(), model.confusable_with(X[[68]])
+    (['class_1'], [['class_2']])
     """
 
     def __init__(
         self,
         hidden_layer_sizes: int | Sequence[int] = (512,),
         *,
-        head: str | type[Head] = "dropmax",
+        head: str = "dropmax",
         head_options: Mapping[str, Any] | None = None,
         network: Callable[[int], nn.Module] | None = None,
         class_weight: Mapping[Any, float] | str | None = None,
@@ -239,6 +242,7 @@ class DropMaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 fit_scaler(self.scaler_, X, weight)
             if self._kept_optimizer is None:
                 self._kept_optimizer = self._optimizer()
+            self.model_.head.calibration = None  # that of the model before
             self._epoch(self._kept_optimizer, Examples(X, y, weight, self.scaler_, self.device))
             self._say(final=False)
         self.model_.eval()
@@ -350,7 +354,9 @@ class DropMaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     # --- prediction ----------------------------------------------------------------------------------------------
 
-    def predict_proba(self, X: Any, mode: str | None = None, samples: int = 100) -> NDArray[np.float64]:
+    def predict_proba(
+        self, X: Any, mode: str | None = None, samples: int = 100, *, calibrated: bool = False
+    ) -> NDArray[np.float64]:
         """Return probabilities ``(n, n_classes)``, columns in the order of ``classes_``.
 
         Args:
@@ -358,10 +364,16 @@ class DropMaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             mode: ``"mean"`` puts the retain probability in place of the mask, ``"mc"`` averages over ``samples`` drawn
                 masks (the same ones at every call), ``"exact"`` over all 2^K; by default the estimator's own ``mode``.
             samples: masks drawn by ``"mc"``.
+            calibrated: whether to apply the temperature that :meth:`conformalize` found, without a mode that of the
+                best one.
         """
-        mode = self.mode if mode is None else mode
-        check_choice("mode", mode, MODES)
-        return _as_probabilities(self._outputs(X, mode, samples).probs)
+        if mode is not None:
+            check_choice("mode", mode, MODES)
+        if not calibrated:
+            return _as_probabilities(self._outputs(X, mode or self.mode, samples).probs)
+        calibration = self._calibrated()
+        probs = self._outputs(X, mode, samples).probs
+        return _as_probabilities(probs if mode is None else calibration.apply(probs, mode))
 
     def predict_log_proba(self, X: Any, mode: str | None = None, samples: int = 100) -> NDArray[np.float64]:
         """Return the logarithm of :meth:`predict_proba`, and -708 where that is zero."""
@@ -386,32 +398,20 @@ class DropMaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         retain: NDArray[np.float64] = self._outputs(X).retain.double().numpy()
         return retain
 
-    def confusable_with(self, X: Any, *, gap: float = 0.1, limit: int = 5) -> list[list[Any]]:
-        """Return, for each row, the labels it may be confused with, most confusable first; often none.
-
-        These are the rivals of the predicted label whose retain probability stands above the others' by at least
-        ``gap``, at most ``limit`` of them, see :func:`dropmax.workbench.evaluation.confusable`.
-        """
-        check_is_fitted(self)
-        if "theta" not in self.model_.head.maps:
-            raise InvalidValue(
-                f"the head {self.head!r} learns no retain probabilities, so it cannot say what a row may be confused "
-                "with: fit with head='dropmax'"
-            )
-        labels = self.classes_.tolist()
-        return [[labels[k] for k in rivals] for rivals in self._outputs(X).confusable(gap=gap, limit=limit)]
-
     def _outputs(self, X: Any, mode: str | None = None, samples: int = 100) -> Outputs:
-        """Return what the head answers for these rows."""
-        generator = torch.Generator(self.device)
-        parts: list[tuple[Tensor, Tensor]] = []
+        """Return what the head answers for these rows in a mode as it comes, or else the calibrated answer."""
+        check_is_fitted(self)
+        generator, head = torch.Generator(self.device), self.model_.head
+        if mode is None and head.calibration is None:
+            mode = self.mode
+        parts: list[Outputs] = []
         for features, count in self._features(X):
             if not parts:
                 generator.manual_seed(self._seed)
-            part = answer(self.model_.head, features, mode=mode or self.mode, samples=samples, generator=generator)
-            parts.append((part.probs[:count].cpu(), part.retain[:count].cpu()))
-        probs, retain = (torch.cat(rows) for rows in zip(*parts, strict=True))
-        return Outputs(probs, retain)
+            part = answer(head, features, mode=mode, samples=samples, generator=generator)
+            outside = None if part.outside is None else part.outside[:count]
+            parts.append(replace(part, probs=part.probs[:count], retain=part.retain[:count], outside=outside))
+        return Outputs.join(parts)
 
     @torch.no_grad()
     def _features(self, X: Any) -> Iterator[tuple[Tensor, int]]:

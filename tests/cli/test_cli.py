@@ -56,7 +56,19 @@ def test_evaluate(run: Path, dropmax: Run) -> None:
     assert text.returncode == 0, text.stderr
     assert "10,000 test examples" in text.stdout
     found = json.loads(dropmax("evaluate", run, "--json").stdout)
-    assert set(found) == {"run", "split", "mode", "examples", "error", "nll", "brier", "ece", "aurc"}
+    assert set(found) == {
+        "run",
+        "split",
+        "mode",
+        "examples",
+        "error",
+        "nll",
+        "brier",
+        "ece",
+        "aurc",
+        "calibration",
+        "sets",
+    }
     assert f"{100 * found['error']:.2f} %" in text.stdout
     sampled = [
         json.loads(dropmax("evaluate", run, "--mode", "mc", "--samples", 3, "--json", "--split", "validation").stdout)
@@ -86,11 +98,11 @@ def test_predict_from_images_folders_and_arrays(run: Path, digits: Path, dropmax
     image = digits / "digit-0-is-7.png"
     table = dropmax("predict", run, image)
     assert table.returncode == 0, table.stderr
-    assert "may be confused with" in table.stdout
+    assert "could be (90 % coverage)" in table.stdout
     rows = json.loads(dropmax("predict", run, image, digits / "more", digits / "rows.npz", "--format", "json").stdout)
     assert [Path(row["input"]).name for row in rows][:5] == [f"rows.npz:{i}" for i in range(1, 6)]
     assert len(rows) == 8
-    assert all(set(row) == {"input", "class_1", "probability_1", "confusable"} for row in rows)
+    assert all(set(row) == {"input", "class_1", "probability_1", "state", "set", "confusable"} for row in rows)
     right = [row["class_1"] == row["input"].removesuffix(".png")[-1] for row in rows[5:]]
     assert sum(right) >= 2
     text = dropmax("predict", run, digits / "rows.npz", "--format", "csv").stdout

@@ -122,7 +122,7 @@ def test_csv_and_json_need_no_parsing(place: Path, tmp_path: Path, dropmax: Run)
     parsed = list(csv.DictReader(io.StringIO(done.stdout)))
     ranks = [f"{what}_{rank}" for rank in (1, 2, 3) for what in ("class", "probability", "std")]
     rivals = [f"{what}_{rank}" for rank in (1, 2, 3) for what in ("confusable", "retain")]
-    assert list(parsed[0]) == ["input", *ranks, *rivals, *(f"p_{name}" for name in CLASSES)]
+    assert list(parsed[0]) == ["input", *ranks, "state", "set_size", *rivals, *(f"p_{name}" for name in CLASSES)]
     for row, line in zip(rows, parsed, strict=True):
         assert float(line["probability_3"]) == row["probability_3"]
         assert float(line["p_oak"]) == row["probabilities"]["oak"]
@@ -314,19 +314,19 @@ def test_a_network_in_a_file_works_without_pythonpath(tmp_path: Path, dropmax: R
     done = dropmax("train", "trees.csv", "--network", "./mynet.py:Net", "--epochs", 1, "--out", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     advice = done.stdout.strip().rpartition("Next: ")[2]
-    assert advice == "dropmax evaluate run --trust-code"
+    assert advice == "dropmax evaluate run --trust-network"
     import sys
 
-    for name in [name for name in sys.modules if name.startswith("dropmax_file_mynet")]:
+    for name in [name for name in sys.modules if name.startswith("dropmax_network_mynet")]:
         del sys.modules[name]
     assert "would import the network" in dropmax("evaluate", "run", cwd=tmp_path).stderr
     (tmp_path / "elsewhere").mkdir()
-    there = dropmax("evaluate", "../run", "--trust-code", cwd=tmp_path / "elsewhere")
+    there = dropmax("evaluate", "../run", "--trust-network", cwd=tmp_path / "elsewhere")
     assert there.returncode == 0, there.stderr
-    for name in [name for name in sys.modules if name.startswith("dropmax_file_mynet")]:
+    for name in [name for name in sys.modules if name.startswith("dropmax_network_mynet")]:
         del sys.modules[name]
     (tmp_path / "mynet.py").unlink()
-    gone = dropmax("evaluate", "run", "--trust-code", cwd=tmp_path)
+    gone = dropmax("evaluate", "run", "--trust-network", cwd=tmp_path)
     assert gone.returncode == 2
     assert f"there is no file {tmp_path / 'mynet.py'}" in gone.stderr
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dropmax import Classifier, make_head
-from dropmax.workbench.evaluation import answer, confusable, measure, predict
+from dropmax.calibration import fit_temperature
+from dropmax.errors import InvalidType, InvalidValue
+from dropmax.workbench.evaluation import Outputs, Verdict, answer, calibrate, measure, predict
+from tests.close import close
 
 
 def rows(n: int = 11) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -72,7 +77,6 @@ def test_predict_is_what_the_head_says_with_or_without_labels(name: str, mode: s
     assert torch.equal(best.indices[:, 0], found.predicted)
     assert torch.equal(best.values, found.probs.gather(1, best.indices))
     assert found.top(99).indices.shape == (11, 3)
-    assert found.confusable() == confusable(found.retain, found.predicted)
     assert answer(model.head, batches[0][0]).std is None
 
 
@@ -83,17 +87,123 @@ def test_a_model_that_cannot_answer_is_put_back_into_training() -> None:
     assert model.training
 
 
-@pytest.mark.parametrize(
-    ("rho", "expected"),
-    [
-        ([0.8, 0.2, 0.2, 0.2], []),
-        ([0.8, 0.2, 0.5, 0.2], [2]),
-        ([0.8, 0.45, 0.5, 0.2], [2, 1]),
-        ([0.8, 0.30, 0.25, 0.2], []),  # no step of a tenth
-        ([1.0, 1.0, 1.0, 1.0], []),  # no masks at all
-        ([0.8, 0.7], [1]),
-        ([0.8, 0.3], []),
-    ],
-)
-def test_confusable_classes_stand_above_the_rest(rho: list[float], expected: list[int]) -> None:
-    assert confusable(torch.tensor([rho]), torch.tensor([0])) == [expected]
+# --- the answer of a calibrated model ----------------------------------------------------------------------------
+
+
+def trained(name: str = "dropmax", n: int = 400, classes: int = 5) -> tuple[Classifier, Tensor, Tensor]:
+    """Return a head that has learned a little, and held-out rows."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2 * n, 8, generator=generator)
+    y = (x[:, :classes] * 2 + torch.randn(2 * n, classes, generator=generator)).argmax(-1)
+    torch.manual_seed(0)
+    model = Classifier(nn.Identity(), make_head(name, 8, classes))
+    optimizer = torch.optim.Adam(model.parameters(), 0.05)
+    for _ in range(60):
+        optimizer.zero_grad()
+        model.head.loss(x[:n], y[:n]).total.backward()
+        optimizer.step()
+    return model, x[n:], y[n:]
+
+
+@pytest.mark.parametrize("name", ["dropmax", "softmax"])
+def test_calibrating_chooses_the_mode_with_the_lowest_scaled_nll(name: str) -> None:
+    model, x, y = trained(name)
+    found = calibrate(model.train(), [(x[:150], y[:150]), (x[150:], y[150:])], source="made-up rows")
+    assert found is model.head.calibration is not None
+    assert model.training
+    modes = ("mean", "exact") if name == "dropmax" else ("mean",)
+    assert tuple(found.temperatures) == modes
+    for mode in modes:
+        probs = model.head.predict_proba(x, mode).detach()
+        T = fit_temperature(probs, y, from_probs=True)
+        assert found.temperatures[mode] == pytest.approx(T, rel=1e-6)
+        scaled = probs.double() ** (1 / T)
+        scaled /= scaled.sum(-1, keepdim=True)
+        assert found.nll[mode] == pytest.approx(float(-scaled[torch.arange(len(y)), y].log().mean()), rel=1e-5)
+        close(model.head.predict_proba(x, mode, calibrated=True), scaled, terms=8, scale=10)
+    assert found.mode == min(modes, key=lambda mode: found.nll[mode])
+    assert found.reason.startswith(f"mode {found.mode}")
+    assert f"{len(y)} made-up rows" in found.reason
+    answered, raw = predict(model, [x]), predict(model, [x], mode=found.mode)
+    assert torch.equal(answered.probs, model.head.predict_proba(x, calibrated=True))
+    assert answered.calibration is found
+    assert raw.calibration is raw.outside is None
+    assert not torch.allclose(answered.probs, raw.probs, atol=1e-3)
+    assert torch.equal(answered.predicted, raw.predicted)
+
+
+def test_without_rows_a_model_is_not_calibrated() -> None:
+    model, x, y = trained()
+    calibrate(model, [(x, y)])
+    assert calibrate(model, []) is None
+    assert model.head.calibration is None
+    with pytest.raises(InvalidValue, match="has not been calibrated"):
+        model.head.predict_proba(x, calibrated=True)
+    with pytest.raises(InvalidType, match="calibrated must be True or False, got 'yes'"):
+        model.head.predict_proba(x, calibrated="yes")
+
+
+def test_sets_are_lac_and_never_empty_while_a_class_has_a_fifth() -> None:
+    model, x, y = trained()
+    found = calibrate(model, [(x, y)])
+    assert found is not None
+    outputs = predict(model, [x])
+    on_label = outputs.probs[torch.arange(len(y)), y].double()
+    for coverage in (0.6, 0.9, 0.99):
+        rank = math.floor((len(y) + 1) * (1 - coverage) + 1e-9)  # from below: as many may be missed
+        threshold = float(on_label.sort().values[rank - 1])
+        assert found.threshold(coverage) == pytest.approx(threshold, abs=1e-12)
+        sets = outputs.sets(coverage)
+        for row, kept in zip(outputs.probs.tolist(), sets.tolist(), strict=True):
+            expected = [p >= threshold - 1e-12 for p in row]
+            assert kept == (expected if any(expected) else [p >= 0.2 for p in row])
+        assert float(sets[torch.arange(len(y)), y].double().mean()) >= coverage
+    assert found.sets(outputs.probs, 0.3).sum(-1).min() == 0
+    assert outputs.sets(0.3).sum(-1).min() > 0
+
+
+def test_verdicts_order_the_set_by_probability_and_name_a_state() -> None:
+    probs = torch.tensor([[0.97, 0.01, 0.02], [0.30, 0.48, 0.22], [0.19, 0.62, 0.19]])
+    outputs = Outputs(probs, torch.ones(3, 3))
+    assert outputs.verdicts() == [Verdict("sure", (0,)), Verdict("torn", (1, 0, 2)), Verdict("torn", (1, 0, 2))]
+    assert outputs.confusable() == [[], [0, 2], [0, 2]]
+    assert outputs.confusable(limit=1) == [[], [0], [0]]
+    assert outputs.verdicts(0.7)[1:] == [Verdict("torn", (1, 0)), Verdict("torn", (1, 0))]
+    flat = Outputs(torch.full((1, 20), 0.05), torch.ones(1, 20))
+    assert flat.verdicts() == [Verdict("unlike", ())]
+    assert Outputs(torch.empty(0, 3), torch.empty(0, 3)).verdicts() == []
+
+
+def test_an_outside_score_beyond_the_held_out_rows_is_unlike_all_of_them() -> None:
+    model, x, y = trained()
+    found = calibrate(model, [(x, y)])
+    assert found is not None
+    scores = model.head.outside_score(x).detach()
+    assert int((scores > found.outside).sum()) == len(y) - math.ceil((len(y) + 1) * 0.99)  # at most 1 % of them
+    states = [verdict.state for verdict in predict(model, [x]).verdicts()]
+    strange = (scores > found.outside).tolist()
+    assert any(strange)
+    assert [state == "unlike" for state in states] == strange
+    few = calibrate(model, [(x[:50], y[:50])])
+    assert few is not None
+    assert few.outside is None
+
+
+def test_the_default_coverage_is_the_highest_with_small_sets() -> None:
+    model, x, y = trained()
+    found = calibrate(model, [(x, y)])
+    assert found is not None
+    probs = predict(model, [x]).probs
+    sizes = {c: float(found.sets(probs, c).sum(-1).double().mean()) for c in (0.99, 0.95, 0.9)}
+    assert found.coverage == next(c for c, size in sizes.items() if size <= 2)
+    few = calibrate(model, [(x[:15], y[:15])])
+    assert few is not None
+    assert few.coverage == 0.9
+    fewest = calibrate(model, [(x[:5], y[:5])])
+    assert fewest is not None
+    assert fewest.coverage is None
+    with pytest.raises(InvalidValue, match="5 calibration rows are too few for prediction sets"):
+        fewest.threshold()
+    with pytest.raises(InvalidValue, match=r"a coverage of 0.95 needs at least 19 calibration rows, got 5"):
+        fewest.threshold(0.95)
+    assert predict(model, [x]).sets().any()  # the plain ones

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from dropmax.cli import (
+    calibrate,
     data,
     demo,
     diagnose,
@@ -38,6 +39,7 @@ app.command("demo")(demo.demo)
 app.add_typer(data.app, name="data")
 app.command("embed")(embed.embed)
 app.command("train")(train.train)
+app.command("calibrate")(calibrate.calibrate)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("diagnose")(diagnose.diagnose)

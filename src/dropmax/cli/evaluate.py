@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,15 +19,22 @@ from dropmax.cli.options import (
     MovedData,
     Samples,
     Threads,
-    TrustCode,
+    TrustNetwork,
     tell,
     use_threads,
 )
 from dropmax.errors import DataError, InvalidValue, check_choice
+from dropmax.workbench.terminal import printable
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from dropmax.workbench.data import Split
+    from dropmax.workbench.evaluation import Outputs
     from dropmax.workbench.training import TrainedModel
+
+#: Classes of which the table of prediction sets shows each one; of more, those with the lowest coverage.
+SHOWN_CLASSES = 20
 
 
 def evaluate(
@@ -40,9 +48,18 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
-    mode: Mode = "mean",
+    mode: Mode = None,
     samples: Samples = 100,
     split: Annotated[str, typer.Option(help="test, validation or train.", metavar="NAME")] = "test",
+    outside: Annotated[
+        Path | None,
+        typer.Option(
+            help="Inputs that belong to none of the classes: how well can they be told from the others? A folder of "
+            "images, .npz (its rows of the split outside, if it has any), .csv or .parquet.",
+            show_default=False,
+            metavar="DATA",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the masks in mode mc.", metavar="N")] = 0,
     label_column: LabelColumn = None,
     id_column: IdColumn = None,
@@ -50,10 +67,10 @@ def evaluate(
     data_dir: DataDir = None,
     device: Device = None,
     threads: Threads = 0,
-    trust_code: TrustCode = False,
+    trust_network: TrustNetwork = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure error, NLL, Brier, calibration and rejection of a trained model."""
+    """Measure error, NLL, Brier, calibration, rejection and prediction sets of a trained model."""
     check_choice("split", split, ("test", "validation", "train"))
     if new is not None and (data is not None or split != "test"):
         raise InvalidValue("--data and --split are about the data of the run; NEWDATA is scored as a whole")
@@ -61,7 +78,8 @@ def evaluate(
         raise InvalidValue("--label-column and --id-column are for NEWDATA; the run knows the columns of its own data")
     from dropmax.heads import MODES
 
-    check_choice("mode", mode, MODES)
+    if mode is not None:
+        check_choice("mode", mode, MODES)
     import torch
 
     from dropmax import metrics
@@ -69,9 +87,10 @@ def evaluate(
     from dropmax.workbench.training import load_data, load_model
 
     use_threads(threads)
-    trained = load_model(run, device=device or "cpu", trust_code=trust_code)
+    trained = load_model(run, device=device or "cpu", trust_network=trust_network)
+    unlike = None if outside is None else _read_outside(trained, outside)
     if new is not None:
-        rows, what = _read_new(trained, new, data_dir, label_column, id_column), f"examples of {new}"
+        rows, what = read_new(trained, new, data_dir, label_column, id_column), f"examples of {new}"
     else:
         rows = getattr(load_data(trained.recipe, data_dir, run=run, data=data), split)
         what = f"{split} examples of {trained.recipe.data.name}"
@@ -85,14 +104,28 @@ def evaluate(
         generator=torch.Generator().manual_seed(seed),
     )
     found = metrics.evaluate(outputs.probs, outputs.labels)
+    sets = _sets(outputs, trained.classes)
+    scores = [] if unlike is None else _outside(trained, rows, unlike)
+    calibration = outputs.calibration
+    shown = mode or (calibration.mode if calibration is not None else "mean")
     if as_json:
         about = {"run": str(run), "split": split} if new is None else {"run": str(run), "data": new}
-        print(json.dumps({**about, "mode": mode, "examples": len(outputs.labels), **found}))
+        print(
+            json.dumps(
+                {**about, "mode": shown, "examples": len(outputs.labels), **found}
+                | {"calibration": calibration and calibration.summary(), "sets": sets}
+                | ({} if outside is None else {"outside": {"data": str(outside), "scores": scores}})
+            )
+        )
         return
-    _print(found, f"{trained.recipe.head['name']} on {len(outputs.labels):,} {what}, mode {mode}")
+    title = f"{trained.recipe.head['name']} on {len(outputs.labels):,} {what}"
+    _print(found, f"{title}, mode {shown}{'' if calibration is None else ', calibrated'}")
+    _print_calibration(trained, outputs, mode)
+    _print_sets(sets)
+    _print_outside(scores, outside)
 
 
-def _read_new(
+def read_new(
     trained: TrainedModel, new: str, data_dir: Path | None, label_column: str | None, id_column: str | None
 ) -> Split:
     """Read labelled data that the run has not seen, as its model wants it."""
@@ -121,16 +154,139 @@ def _read_new(
     return Split(inputs, torch.from_numpy(part.labels), crop)
 
 
+def _sets(outputs: Outputs, classes: Sequence[str]) -> list[dict[str, Any]]:
+    """Measure the prediction sets of each coverage that the calibration rows allow, on average and per class."""
+    from dropmax.calibration import COVERAGES, rows_needed
+
+    calibration, labels = outputs.calibration, outputs.labels
+    if calibration is None:
+        return []
+    found = []
+    for coverage in sorted(c for c in COVERAGES if len(calibration.labels) >= rows_needed(c)):
+        sets = outputs.sets(coverage)
+        size, holds = sets.sum(-1).double(), sets.gather(-1, labels[:, None])[:, 0].double()
+        mine = [labels == k for k in range(len(classes))]
+        found.append(
+            {
+                "coverage": coverage,
+                "measured": float(holds.mean()),
+                "mean_size": float(size.mean()),
+                "notes": list(calibration.notes(coverage)),
+                "classes": [
+                    {
+                        "class": name,
+                        "examples": int(chosen.sum()),
+                        "measured": float(holds[chosen].mean()) if chosen.any() else None,
+                        "mean_size": float(size[chosen].mean()) if chosen.any() else None,
+                    }
+                    for name, chosen in zip(classes, mine, strict=True)
+                ],
+            }
+        )
+    return found
+
+
+def _read_outside(trained: TrainedModel, path: Path) -> Tensor:
+    """Read inputs that belong to no class."""
+    import torch
+
+    from dropmax.workbench.data.npz import outside_rows
+    from dropmax.workbench.data.unlabelled import find_inputs, read_inputs
+
+    inputs = torch.cat([rows for _, rows in read_inputs(find_inputs([path.expanduser()]), trained.expected, tell)])
+    rows = outside_rows(path.expanduser()) if path.suffix.lower() == ".npz" else None
+    return inputs if rows is None else inputs[torch.from_numpy(rows)]
+
+
+def _outside(trained: TrainedModel, inside: Split, unlike: Tensor) -> list[dict[str, Any]]:
+    """Measure how well each score tells inputs of no class from the others."""
+    import torch
+
+    from dropmax import metrics
+    from dropmax.outside import SCORES
+
+    head, net = trained.model.head, trained.model.net
+    device = next(trained.model.parameters()).device
+    with torch.no_grad():
+        ours = torch.cat([net(x) for x, _ in trained.batches(inside)])
+        theirs = torch.cat([net(trained.prepare(x.to(device))) for x in torch.split(unlike, 500)])
+        rows = []
+        for kind in SCORES:
+            if kind == "information" and not head.masked:
+                continue
+            low, high = (head.outside_score(features, kind).cpu() for features in (ours, theirs))
+            rows.append({"score": kind, "auroc": metrics.auroc(low, high), "fpr95": metrics.fpr_at(low, high)})
+    return rows
+
+
 def _print(found: dict[str, float], title: str) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from dropmax.workbench.terminal import console, printable
+    from dropmax.workbench.terminal import console
 
     table = Table(title=escape(printable(title)), title_justify="left", box=None, show_header=False)
     for name, value in found.items():
         label, factor, form, meaning = _WORDS[name]
         table.add_row(label, form.format(factor * value), f"[dim]{meaning}[/dim]")
+    console().print(table)
+
+
+def _print_calibration(trained: TrainedModel, outputs: Outputs, mode: str | None) -> None:
+    if outputs.calibration is not None:
+        print(printable(f"Calibrated: {outputs.calibration.reason}."))
+    elif mode is None:
+        print("Not calibrated: see `dropmax calibrate`. Without held-out rows there are no prediction sets.")
+
+
+def _print_sets(sets: list[dict[str, Any]]) -> None:
+    from rich.table import Column, Table
+
+    from dropmax.workbench.terminal import console
+
+    if not sets:
+        return
+    table = Table(
+        Column("prediction sets"),
+        *(Column(f"{row['coverage']:.0%}", justify="right") for row in sets),
+        title_justify="left",
+        box=None,
+    )
+
+    def add(name: str, rows: Sequence[dict[str, Any]]) -> None:
+        cells = (f"{row['measured']:.1%}, size {row['mean_size']:.2f}" if row["examples"] else "-" for row in rows)
+        table.add_row(printable(name), *cells)
+
+    add("all classes", [{**row, "examples": True} for row in sets])
+    middle = sets[len(sets) // 2]["classes"]
+    order = sorted(range(len(middle)), key=lambda k: (not middle[k]["examples"], middle[k]["measured"] or 0.0))
+    shown = sorted(order) if len(order) <= SHOWN_CLASSES else order[: SHOWN_CLASSES // 2]
+    for k in shown:
+        add(middle[k]["class"], [row["classes"][k] for row in sets])
+    console().print(table)
+    if len(shown) < len(order):
+        print(f"These are the {len(shown)} of {len(order)} classes with the lowest coverage; --json has all.")
+    for note in dict.fromkeys(note for row in sets for note in row["notes"]):
+        print(printable(note))
+
+
+def _print_outside(scores: list[dict[str, Any]], outside: Path | None) -> None:
+    from rich.table import Column, Table
+
+    from dropmax.outside import SCORES
+    from dropmax.workbench.terminal import console
+
+    if outside is None:
+        return
+    table = Table(
+        Column(f"against {printable(str(outside))}"),
+        Column("AUROC", justify="right"),
+        Column("FPR at 95 %", justify="right"),
+        "",
+        box=None,
+    )
+    for row in scores:
+        table.add_row(row["score"], f"{row['auroc']:.4f}", f"{row['fpr95']:.1%}", f"[dim]{SCORES[row['score']]}[/dim]")
     console().print(table)
 
 

@@ -44,17 +44,22 @@ Device = Annotated[
         help="cpu, cuda, cuda:1, ...; a GPU where there is one by default.", show_default=False, metavar="NAME"
     ),
 ]
-TrustCode = Annotated[
+TrustNetwork = Annotated[
     bool,
     typer.Option(
-        "--trust-code",
         "--trust-network",
-        "--trust-head",
-        help="Import the network and head a model names as package.module:Class or file.py:Class. This runs that code.",
+        help="Import the network a model names as package.module:Class or file.py:Class. Importing runs that code.",
     ),
 ]
 Threads = Annotated[int, typer.Option(help="CPU threads; 0 lets torch choose.", min=0, metavar="N")]
-Mode = Annotated[str, typer.Option(help="How to treat the masks: mean, mc or exact.", metavar="NAME")]
+Mode = Annotated[
+    str | None,
+    typer.Option(
+        help="How to treat the masks: mean, mc or exact, each without a temperature. By default the calibrated answer.",
+        show_default=False,
+        metavar="NAME",
+    ),
+]
 Samples = Annotated[int, typer.Option(help="Masks to draw for an example in mode mc.", min=1, metavar="N")]
 LabelColumn = Annotated[
     str | None,
@@ -94,3 +99,12 @@ def command(*arguments: object) -> str:
     else:
         program = [called]
     return shlex.join([*program, *map(str, arguments)])
+
+
+def trust(network: object) -> list[str]:
+    """Return the option that a command needs where a model's network is imported.
+
+    >>> trust("lenet"), trust("mine.nets:Wide")
+    ([], ['--trust-network'])
+    """
+    return ["--trust-network"] if ":" in str(network) else []

@@ -21,15 +21,16 @@ from dropmax.cli.options import (
     Mode,
     Samples,
     Threads,
-    TrustCode,
+    TrustNetwork,
     tell,
     use_threads,
 )
-from dropmax.errors import RunError, check_choice
+from dropmax.errors import InvalidValue, RunError, check_choice
 from dropmax.workbench.terminal import printable
 
 if TYPE_CHECKING:
     from dropmax.workbench.evaluation import Outputs
+    from dropmax.workbench.training import TrainedModel
 
 #: How many rivals an answer names at most.
 RIVALS = 5
@@ -51,7 +52,15 @@ def predict(
     all_probabilities: Annotated[
         bool, typer.Option("--all-probabilities", help="Add the probability of every class (csv and json).")
     ] = False,
-    mode: Mode = "mean",
+    coverage: Annotated[
+        float | None,
+        typer.Option(
+            help="How often the set of what it could be must hold the truth, such as 0.95; needs a calibrated run.",
+            show_default=False,
+            metavar="SHARE",
+        ),
+    ] = None,
+    mode: Mode = None,
     samples: Samples = 100,
     seed: Annotated[int, typer.Option(help="Of the masks in mode mc.", metavar="N")] = 0,
     as_is: Annotated[
@@ -61,16 +70,22 @@ def predict(
     id_column: IdColumn = None,
     device: Device = None,
     threads: Threads = 0,
-    trust_code: TrustCode = False,
+    trust_network: TrustNetwork = False,
 ) -> None:
     """Say what things are, how sure that is, and what they may be confused with.
 
     Columns of tables are matched by name; a label column and columns the model was not trained on are ignored.
     """
     check_choice("format", form, ("table", "csv", "json"))
+    from dropmax.checks import check_probability
     from dropmax.heads import MODES
 
-    check_choice("mode", mode, MODES)
+    if mode is not None:
+        check_choice("mode", mode, MODES)
+    if coverage is not None:
+        check_probability("coverage", coverage)
+        if mode is not None:
+            raise InvalidValue(f"--coverage is promised for the calibrated answer: leave out --mode {mode}")
     if out is not None and out.exists():
         raise RunError(f"{out} exists: choose another file with --out, or delete it first")
     import torch
@@ -81,7 +96,14 @@ def predict(
     from dropmax.workbench.training import load_model
 
     use_threads(threads)
-    trained = load_model(run, device=device or "cpu", trust_code=trust_code)
+    trained = load_model(run, device=device or "cpu", trust_network=trust_network)
+    if coverage is not None and trained.calibration is None:
+        raise RunError(
+            f"{run} has not been calibrated, so no coverage can be promised: run `dropmax calibrate {run}`, with "
+            "labelled rows that did not train it if it held none out"
+        )
+    if coverage is not None and trained.calibration is not None:
+        trained.calibration.threshold(coverage)  # too few rows for that are reported before the work
     expected = trained.expected
     texts = [str(given) for given in files if expected.text_column and not given.exists()]
     chosen = find_inputs([given for given in files if str(given) not in texts])
@@ -96,13 +118,15 @@ def predict(
         for names, inputs in read_inputs(chosen, expected, tell, texts):
             unlike.look(inputs)
             outputs = trained.answer(inputs, mode=mode, samples=samples, generator=generator, std=mode == "exact")
-            rows += _rows(names, outputs, trained.classes, top, all_probabilities)
+            rows += _rows(names, outputs, trained, top=top, coverage=coverage, all_probabilities=all_probabilities)
             advance(len(names))
     if unlike.warning:
         tell(f"warning: {unlike.warning}")
     if out is None and sys.stdout.isatty():
         rows = _shown(rows)  # a script gets names as they are; a person's terminal must not obey what is in them
-    text = _WRITERS[form](rows, trained.classes)
+    text = (
+        _table(rows, _could_be(trained, mode, coverage)) if form == "table" else _WRITERS[form](rows, trained.classes)
+    )
     if out is None:
         sys.stdout.write(text)
     else:
@@ -113,9 +137,15 @@ def predict(
 
 
 def _rows(
-    names: Sequence[str], outputs: Outputs, classes: Sequence[str], top: int, all_probabilities: bool
+    names: Sequence[str],
+    outputs: Outputs,
+    trained: TrainedModel,
+    *,
+    top: int,
+    coverage: float | None,
+    all_probabilities: bool,
 ) -> Iterator[dict[str, Any]]:
-    rivals, best = outputs.confusable(limit=RIVALS), outputs.top(top)
+    classes, verdicts, best = trained.classes, outputs.verdicts(coverage), outputs.top(top)
     for i, name in enumerate(names):
         # names of files need not be text
         row: dict[str, Any] = {"input": os.fsencode(name).decode(errors="backslashreplace")}
@@ -124,7 +154,16 @@ def _rows(
             row[f"probability_{rank}"] = round(float(outputs.probs[i, k]), 6)
             if outputs.std is not None:
                 row[f"std_{rank}"] = round(float(outputs.std[i, k]), 6)
-        row["confusable"] = [{"class": classes[r], "retain": round(float(outputs.retain[i, r]), 4)} for r in rivals[i]]
+        row["state"] = verdicts[i].state
+        row["set"] = [
+            {
+                "class": classes[k],
+                "probability": round(float(outputs.probs[i, k]), 6),
+                "retain": round(float(outputs.retain[i, k]), 4),
+            }
+            for k in verdicts[i].classes
+        ]
+        row["confusable"] = [{key: member[key] for key in ("class", "retain")} for member in row["set"][1:]]
         if all_probabilities:
             row["probabilities"] = dict(zip(classes, (round(p, 6) for p in outputs.probs[i].tolist()), strict=True))
         yield row
@@ -138,7 +177,26 @@ def _shown(value: Any) -> Any:
     return printable(value) if isinstance(value, str) else value
 
 
-def _table(rows: list[dict[str, Any]], classes: Sequence[str]) -> str:
+def _could_be(trained: TrainedModel, mode: str | None, coverage: float | None) -> str:
+    """Return the title of the column of sets: what they promise."""
+    calibration = trained.calibration if mode is None else None
+    if calibration is None or (coverage or calibration.coverage) is None:
+        return "could be (not calibrated)"
+    return f"could be ({100 * (coverage or calibration.coverage or 0):g} % coverage)"
+
+
+def _in_words(row: dict[str, Any]) -> str:
+    """Return what an input could be, with the retain probability of each class as the reason."""
+    from dropmax.workbench.evaluation import Verdict
+
+    if row["state"] == "sure":
+        return "sure"
+    learned = any(member["retain"] != 1 for member in row["set"])
+    names = [member["class"] + (f" (ρ {member['retain']:.2f})" if learned else "") for member in row["set"]]
+    return Verdict(row["state"], tuple(range(len(names)))).words(names, RIVALS)
+
+
+def _table(rows: list[dict[str, Any]], could_be: str) -> str:
     from rich.table import Column, Table
     from rich.text import Text
 
@@ -149,13 +207,13 @@ def _table(rows: list[dict[str, Any]], classes: Sequence[str]) -> str:
     for rank in ranks:
         numbered = "" if len(ranks) == 1 else f" {rank}"
         titles += [f"class{numbered}", Column(f"probability{numbered}", justify="right")]
-    table = Table(*titles, "may be confused with", box=None)
+    table = Table(*titles, could_be, box=None)
     for row in rows:
         cells = [row["input"]]
         for rank in ranks:
             deviation = f" ± {row[f'std_{rank}']:.4f}" if f"std_{rank}" in row else ""
             cells += [row[f"class_{rank}"], f"{row[f'probability_{rank}']:.4f}{deviation}"]
-        cells.append(", ".join(f"{rival['class']} ({rival['retain']:.2f})" for rival in row["confusable"]))
+        cells.append(_in_words(row))
         table.add_row(*(Text(printable(cell)) for cell in cells))
     buffer = io.StringIO()
     console(buffer, is_terminal=sys.stdout.isatty()).print(table)
@@ -163,16 +221,17 @@ def _table(rows: list[dict[str, Any]], classes: Sequence[str]) -> str:
 
 
 def _csv(rows: list[dict[str, Any]], classes: Sequence[str]) -> str:
-    """Write one column per thing: rank by rank, then the rivals (empty where there are fewer), then all classes."""
+    """Write one column per thing: rank by rank, the state, the set's size and first rivals, then all classes."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    plain = [key for key in rows[0] if key not in ("confusable", "probabilities")]
+    plain = [key for key in rows[0] if key not in ("confusable", "set", "probabilities")]
     rivals = min(RIVALS, len(classes) - 1)
-    header = plain + [f"{what}_{rank}" for rank in range(1, rivals + 1) for what in ("confusable", "retain")]
+    header = [*plain, "set_size"]
+    header += [f"{what}_{rank}" for rank in range(1, rivals + 1) for what in ("confusable", "retain")]
     writer.writerow(header + [f"p_{name}" for name in rows[0].get("probabilities", ())])
     for row in rows:
-        cells = [row[key] for key in plain]
-        for rival in row["confusable"]:
+        cells = [*(row[key] for key in plain), len(row["set"])]
+        for rival in row["confusable"][:rivals]:
             cells += [rival["class"], rival["retain"]]
         cells += [""] * (len(header) - len(cells))
         writer.writerow(cells + list(row.get("probabilities", {}).values()))
@@ -183,4 +242,4 @@ def _json(rows: list[dict[str, Any]], classes: Sequence[str]) -> str:
     return json.dumps(rows, indent=2, ensure_ascii=False) + "\n"
 
 
-_WRITERS = {"table": _table, "csv": _csv, "json": _json}
+_WRITERS = {"csv": _csv, "json": _json}

@@ -16,13 +16,13 @@ from dropmax.cli.options import (
     IdColumn,
     LabelColumn,
     Threads,
-    TrustCode,
+    TrustNetwork,
     command,
     tell,
+    trust,
     use_threads,
 )
 from dropmax.errors import InvalidValue
-from dropmax.imports import plain_name
 from dropmax.workbench.recipes import Recipe, load_recipe, parse_override, recipe_for
 from dropmax.workbench.terminal import printable
 
@@ -61,12 +61,7 @@ def train(
         str | None, typer.Option(help="paper, released, or a recipe file of yours (.toml).", metavar="NAME")
     ] = None,
     head: Annotated[
-        str | None,
-        typer.Option(
-            help=f"dropmax by default, {', '.join(HEAD_NAMES[:-1])}, or your own: package.module:Class, "
-            "./file.py:Class.",
-            metavar="NAME",
-        ),
+        str | None, typer.Option(help=f"{', '.join(HEAD_NAMES[:-1])} or dropmax, the default.", metavar="NAME")
     ] = None,
     network: Annotated[
         str | None,
@@ -79,6 +74,10 @@ def train(
         str | None,
         typer.Option(help="balanced, for rare classes to count as much as frequent ones; or numbers with commas."),
     ] = None,
+    no_calibrate: Annotated[
+        bool,
+        typer.Option("--no-calibrate", help="Fit no temperature on the held-out rows; --set training.calibrate=false."),
+    ] = False,
     seed: Annotated[int | None, typer.Option(help="Decides splits, weights and noise.", metavar="N")] = None,
     epochs: Annotated[
         int | None, typer.Option(help="Short for --set training.epochs=N; with --resume, train on to N.", metavar="N")
@@ -99,7 +98,7 @@ def train(
     data_dir: DataDir = None,
     device: Device = None,
     threads: Threads = 0,
-    trust_code: TrustCode = False,
+    trust_network: TrustNetwork = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an old run in the run directory.")] = False,
     log: Annotated[
         list[str] | None,
@@ -131,6 +130,7 @@ def train(
             "--class-weight": class_weight,
             "--out": out,
             "--force": force or None,
+            "--no-calibrate": no_calibrate or None,
         }
         clashing = [option for option, value in begun.items() if value is not None]
         if clashing:
@@ -140,11 +140,14 @@ def train(
         if moved is not None:
             raise InvalidValue(f"--data goes with --resume; name the data to train on as DATA: dropmax train {moved}")
         values: dict[str, Any] = {**own, "head.name": head, "training.seed": seed, "training.epochs": epochs}
-        values |= {"network.name": network, "head.class_weight": _weights(class_weight)}
+        values |= {"network.name": _located(network), "head.class_weight": _weights(class_weight)}
+        values["training.calibrate"] = False if no_calibrate else None
         overrides = dict(parse_override(text) for text in settings or [])
         overrides |= {name: value for name, value in values.items() if value is not None}
+        if isinstance(overrides.get("network.name"), str):
+            overrides["network.name"] = _located(overrides["network.name"])
         chosen = _choose(data, recipe, overrides, features=backbone is not None)
-        _import_backbone(backbone, trust_code)
+        _import_backbone(backbone, trust_network)
     from dropmax.workbench import training
     from dropmax.workbench.training.callbacks import make_callbacks
     from dropmax.workbench.training.source import move_data
@@ -159,18 +162,17 @@ def train(
         if epochs is not None:
             _tell_rates(opened, epochs)
         run = training.resume(
-            resume, epochs=epochs, data_dir=data_dir, device=device, callbacks=callbacks, trust_code=trust_code
+            resume, epochs=epochs, data_dir=data_dir, device=device, callbacks=callbacks, trust_network=trust_network
         )
     else:
-        names = Path(chosen.data.name).stem, plain_name(chosen.head["name"]), str(chosen.training.seed)
-        place = out or Path("runs") / "-".join(names)
+        place = out or Path("runs") / f"{Path(chosen.data.name).stem}-{chosen.head['name']}-{chosen.training.seed}"
         run = training.train(chosen, place, data_dir=data_dir, device=device, force=force, callbacks=callbacks)
-    _report(run.path, run.metrics(), run.recipe().imports_code, as_json)
+    _report(run.path, run.metrics(), run.recipe(), as_json)
 
 
-def _import_backbone(name: str | None, trust_code: bool) -> None:
+def _import_backbone(name: str | None, trust_network: bool) -> None:
     """Import the module of a backbone of one's own: the consent lasts for this command."""
-    if name is not None and trust_code and ":" in name and name.partition(":")[0] not in ("timm", "hf"):
+    if name is not None and trust_network and ":" in name and name.partition(":")[0] not in ("timm", "hf"):
         from dropmax.workbench.backbones import load_backbone
 
         load_backbone(name, trust=True)
@@ -199,6 +201,12 @@ def _tell_rates(run: RunDirectory, epochs: int) -> None:
     )
 
 
+def _located(network: str | None) -> str | None:
+    """Make the path of a network's file absolute: the run must find it again from any directory."""
+    file, colon, name = (network or "").rpartition(":")
+    return f"{Path(file).expanduser().absolute()}:{name}" if colon and file.endswith(".py") else network
+
+
 def _weights(text: str | None) -> str | list[float] | None:
     if text is None or text == "balanced":
         return text
@@ -208,10 +216,13 @@ def _weights(text: str | None) -> str | list[float] | None:
         raise InvalidValue(f"--class-weight takes balanced, or one number per class, not {text!r}") from None
 
 
-def _report(path: Path, rows: list[dict[str, Any]], imports_code: bool, as_json: bool) -> None:
+def _report(path: Path, rows: list[dict[str, Any]], recipe: Recipe, as_json: bool) -> None:
+    from dropmax.workbench.training import load_model
+
     last = rows[-1]
+    calibration = load_model(path, trust_network=True).calibration  # trained a moment ago
     if as_json:
-        print(json.dumps({"run": str(path), **last}))
+        print(json.dumps({"run": str(path), **last, "calibration": calibration and calibration.summary()}))
         return
     if "validation" in last:
         found = last["validation"]
@@ -219,4 +230,9 @@ def _report(path: Path, rows: list[dict[str, Any]], imports_code: bool, as_json:
             f"Validation after {last['epoch']} epochs: error {100 * found['error']:.2f} %, NLL {found['nll']:.4f}, "
             f"ECE {100 * found['ece']:.2f} %"
         )
-    print(printable(f"The run is in {path}. Next: {command('evaluate', path, *['--trust-code'] * imports_code)}"))
+    if calibration is not None:
+        print(printable(f"Calibrated: {calibration.reason}."))
+    else:
+        why = "no rows were held out" if recipe.training.calibrate else "as asked"
+        print(printable(f"Not calibrated: {why}. Later: {command('calibrate', path, 'DATA')}"))
+    print(printable(f"The run is in {path}. Next: {command('evaluate', path, *trust(recipe.network['name']))}"))

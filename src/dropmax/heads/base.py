@@ -9,12 +9,14 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
+from dropmax.calibration import Calibration
 from dropmax.checks import (
     check_choice,
     check_class_weight,
     check_count,
     check_features,
     check_finite,
+    check_flag,
     check_probability,
     check_soft_target,
     check_target,
@@ -25,7 +27,6 @@ from dropmax.errors import InvalidType, InvalidValue
 from dropmax.functional import _wide, cross_entropy
 from dropmax.heads.loss import REDUCTIONS, Loss, RowLosses, expected_losses
 from dropmax.heads.options import option_defaults, option_names, unknown_option
-from dropmax.imports import import_name
 from dropmax.linear import Partition, make_map
 from dropmax.noise import draw_seed, uniform
 from dropmax.topk import MODES, TopK, topk
@@ -69,7 +70,7 @@ class Head(nn.Module):
     do.
     """
 
-    #: The name it is made by; a class that gives none has its own, ``"Focal"``.
+    #: The name in :data:`dropmax.HEADS`.
     name: ClassVar[str]
 
     #: Which of the paper's parameter groups each linear map is: an attribute of the head, made by the constructor.
@@ -110,14 +111,15 @@ class Head(nn.Module):
     #: Who has which classes, where ranks share them (:func:`dropmax.sharding.shard`).
     partition: Partition | None = None
 
+    #: Temperatures and the mode that is the answer, where they were fitted on held-out rows.
+    calibration: Calibration | None = None
+
     classifier: nn.Linear
     class_weight: Tensor | None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         own = vars(cls)
-        if "name" not in own:
-            cls.name = cls.__name__
         if "loss" in own and "packable" not in own:
             cls.packable = False
         if ("terms" in own or "logits" in own) and "fused" not in own:
@@ -306,10 +308,11 @@ class Head(nn.Module):
     def predict_proba(
         self,
         features: Tensor,
-        mode: str = "mean",
+        mode: str | None = None,
         *,
         samples: int = 100,
         generator: torch.Generator | None = None,
+        calibrated: bool = False,
     ) -> Tensor:
         """Return class probabilities ``(..., K)``, in float32 at least.
 
@@ -317,12 +320,31 @@ class Head(nn.Module):
         sparsemax. ``"mc"`` averages ``samples`` predictions, each with masks drawn from p(z | x) (equation 14), and
         ``"exact"`` is what that converges to, the sum over all 2^K masks (:func:`dropmax.exact.predictive`); a mask
         that drops every class leaves plain softmax, the limit of the paper's epsilon. A head that draws no masks at
-        test time gives the same answer in every mode.
+        test time gives the same answer in every mode. ``calibrated=True`` applies the temperature that
+        :attr:`calibration` has for the mode. Without a mode, that is ``"mean"``, or if calibrated the one that was
+        best on the held-out rows.
         """
+        check_flag("calibrated", calibrated)
+        calibration = self.calibration if calibrated else None
+        if calibrated and calibration is None:
+            raise InvalidValue(
+                "this head has not been calibrated: fit dropmax.calibration.Calibration on held-out rows and set "
+                "head.calibration to it, or leave out calibrated=True"
+            )
+        if mode is None:
+            mode = "mean" if calibration is None else calibration.mode
         check_choice("mode", mode, MODES)
         check_count("samples", samples)
         found = self.probabilities(self.prediction_maps(features), mode, samples, generator)
+        if calibration is not None:
+            found = calibration.apply(found, mode)
         return self.check_finite("probabilities", found)
+
+    def outside_score(self, features: Tensor, kind: str = "energy") -> Tensor:
+        """Return how unlike the training data each row is ``(...)``, see :func:`dropmax.outside.outside_score`."""
+        from dropmax.outside import outside_score
+
+        return outside_score(self, features, kind)
 
     def topk(
         self,
@@ -384,14 +406,7 @@ class Head(nn.Module):
         options = {k: getattr(self, k) for k in option_names(type(self))}
         if self.class_weight is not None:
             options["class_weight"] = self.class_weight.tolist()
-        return {"name": self._own_name(), "in_features": self.in_features, "num_classes": self.num_classes, **options}
-
-    def _own_name(self) -> str:
-        """Return the name by which this class is found: its own, or where to import it."""
-        from dropmax.heads.registry import ABLATIONS, FURTHER, HEADS
-
-        known = any(heads.get(self.name) is type(self) for heads in (HEADS, FURTHER, ABLATIONS))
-        return self.name if known else import_name(type(self)) or self.name
+        return {"name": self.name, "in_features": self.in_features, "num_classes": self.num_classes, **options}
 
     def extra_repr(self) -> str:
         """Show the options that differ from their defaults."""

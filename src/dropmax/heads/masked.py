@@ -93,21 +93,24 @@ class MaskedHead(Head):
     def predict_proba(
         self,
         features: Tensor,
-        mode: str = "mean",
+        mode: str | None = None,
         *,
         samples: int = 100,
         generator: torch.Generator | None = None,
+        calibrated: bool = False,
     ) -> Tensor:
         """Return class probabilities, see :meth:`Head.predict_proba`; many rows and classes in blocks of rows."""
         check_features(features, self.in_features)
         size = features[..., 0].numel() * self.num_classes
         if torch.is_grad_enabled() or is_traced(features) or size <= BLOCK_NUMBERS:
-            return super().predict_proba(features, mode, samples=samples, generator=generator)
+            return super().predict_proba(features, mode, samples=samples, generator=generator, calibrated=calibrated)
         # Nothing of size batch x classes but what is returned.
         rows = features.reshape(-1, self.in_features)
         found = _wide(rows).new_empty(len(rows), self.num_classes)
         for here in row_blocks(len(rows), self.num_classes):
-            found[here] = super().predict_proba(rows[here], mode, samples=samples, generator=generator)
+            found[here] = super().predict_proba(
+                rows[here], mode, samples=samples, generator=generator, calibrated=calibrated
+            )
         return found.view(*features.shape[:-1], self.num_classes)
 
     def predictive_std(self, features: Tensor) -> Tensor:

@@ -1,42 +1,101 @@
 """What a model says about inputs, and how good that is.
 
 :func:`predict` is the one path from inputs to answers: the command line, the explorer, figures, reports and the
-estimator all use it, or :func:`answer` where they have feature vectors already.
+estimator all use it, or :func:`answer` where they have feature vectors already. Unless a mode is named, both give *the*
+answer of a calibrated model: the mode and temperature that were best on held-out rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dropmax import metrics
+from dropmax.calibration import Calibration
 from dropmax.classifier import Classifier
 from dropmax.heads import Head
 from dropmax.topk import TopK
 
-__all__ = ["Measurement", "Outputs", "answer", "confusable", "measure", "predict"]
+__all__ = ["Measurement", "Outputs", "Verdict", "answer", "calibrate", "confusable", "measure", "predict"]
+
+#: Without held-out rows, sets are the fewest classes whose probabilities reach this sum, and nothing is promised.
+PLAIN_COVERAGE = 0.95
+
+#: Where no class is likely enough for the set, those of at least this probability are what it could be.
+_LEAST = 0.2
 
 
 def _no_labels() -> Tensor:
     return torch.empty(0, dtype=torch.long)
 
 
+class Verdict(NamedTuple):
+    """What an input could be: the classes of its prediction set, most probable first, and a state.
+
+    ``state`` is ``"sure"`` (one class), ``"torn"`` (several), or ``"unlike"``: the input is unlike anything the
+    model was trained on, whatever classes the set may hold.
+
+    >>> Verdict("torn", (4, 9)).words("0123456789")
+    'torn between 4 and 9'
+    """
+
+    state: str
+    classes: tuple[int, ...]
+
+    def words(self, names: Sequence[str], most: int = 5) -> str:
+        """Return the verdict in words, naming at most so many classes.
+
+        >>> Verdict("sure", (4,)).words("0123456789"), Verdict("unlike", ()).words("0123456789")
+        ('sure: 4', 'unlike anything it was trained on')
+        >>> Verdict("torn", (1, 7, 9)).words("0123456789", most=2)
+        'torn between 1, 7 and 1 more'
+        """
+        if self.state == "unlike":
+            return "unlike anything it was trained on"
+        if self.state == "sure":
+            return f"sure: {names[self.classes[0]]}"
+        shown = [names[k] for k in self.classes[:most]]
+        if len(self.classes) > most:
+            shown.append(f"{len(self.classes) - most} more")
+        return f"torn between {', '.join(shown[:-1])} and {shown[-1]}"
+
+
 @dataclass(frozen=True)
 class Outputs:
     """Answers of a model, one row per example.
 
-    >>> outputs = Outputs(torch.tensor([[0.7, 0.1, 0.2]]), torch.tensor([[0.9, 0.1, 0.8]]))
+    >>> outputs = Outputs(torch.tensor([[0.7, 0.1, 0.2], [0.96, 0.03, 0.01]]), torch.ones(2, 3))
     >>> outputs.predicted.tolist(), outputs.top(2).indices.tolist(), outputs.confusable()
-    ([0], [[0, 2]], [[2]])
+    ([0, 0], [[0, 2], [0, 1]], [[2, 1], []])
+    >>> [verdict.state for verdict in outputs.verdicts()]
+    ['torn', 'sure']
     """
 
     probs: Tensor  #: class probabilities (n, K)
     retain: Tensor  #: retain probabilities rho (n, K); ones for a head without masks
     labels: Tensor = field(default_factory=_no_labels)  #: the labels that came with the inputs; empty without any
-    std: Tensor | None = None  #: standard deviation of ``probs`` over the masks (n, K), where asked for
+    std: Tensor | None = None  #: standard deviation over the masks (n, K), where asked for, before any temperature
+    outside: Tensor | None = None  #: outside scores (n,), of the calibrated answer only
+    calibration: Calibration | None = None  #: what ``probs`` were calibrated with
+
+    @classmethod
+    def join(cls, parts: Sequence[Outputs]) -> Outputs:
+        """Return the rows of all parts, on the CPU.
+
+        >>> part = Outputs(torch.ones(2, 1), torch.ones(2, 1))
+        >>> Outputs.join([part, part]).probs.shape
+        torch.Size([4, 1])
+        """
+        names = ("probs", "retain", "labels", "std", "outside")
+        columns = {name: [getattr(part, name) for part in parts] for name in names}
+        joined: dict[str, Any] = {
+            name: None if rows[0] is None else torch.cat([row.cpu() for row in rows]) for name, rows in columns.items()
+        }
+        return cls(**joined, calibration=parts[0].calibration)
 
     @property
     def predicted(self) -> Tensor:
@@ -47,9 +106,44 @@ class Outputs:
         """Return the k most probable classes of each row, or all of them where there are fewer."""
         return TopK(*self.probs.topk(min(k, self.probs.shape[-1]), dim=-1))
 
-    def confusable(self, *, gap: float = 0.1, limit: int = 5) -> list[list[int]]:
-        """Return what each row may be confused with, see :func:`confusable`."""
-        return confusable(self.retain, self.predicted, gap=gap, limit=limit)
+    def sets(self, coverage: float | None = None) -> Tensor:
+        """Return what each row could be, boolean (n, K): the prediction sets of this coverage, or of the default one.
+
+        Where the set (LAC) is empty because the model is surer of most rows than of this one, classes of at least 1/5
+        are put in, so a set that is still empty means that no class fits. Without calibration the sets are the fewest
+        classes whose probabilities sum to ``coverage`` (0.95), which promises nothing.
+        """
+        if self.calibration is None or (coverage is None and self.calibration.coverage is None):
+            return self._likeliest(PLAIN_COVERAGE if coverage is None else coverage)
+        found = self.calibration.sets(self.probs, coverage)
+        return found | (~found.any(-1, keepdim=True) & (self.probs >= _LEAST))
+
+    def _likeliest(self, coverage: float) -> Tensor:
+        ordered, order = self.probs.double().sort(dim=-1, descending=True, stable=True)
+        before = ordered.cumsum(-1) - ordered
+        found = torch.zeros_like(self.probs, dtype=torch.bool).scatter_(-1, order, before < coverage)
+        return found & (self.probs.amax(-1, keepdim=True) >= _LEAST)
+
+    def verdicts(self, coverage: float | None = None) -> list[Verdict]:
+        """Return what each row could be, in one of three states.
+
+        A row is unlike anything the model was trained on if its set is empty, or if its outside score is higher than
+        that of 99 % of the held-out rows.
+        """
+        counts = self.sets(coverage).sum(-1)
+        order = self.probs.topk(max(1, int(counts.max())) if len(counts) else 1, dim=-1).indices
+        strange = torch.zeros(len(counts), dtype=torch.bool)
+        if self.outside is not None and self.calibration is not None and self.calibration.outside is not None:
+            strange = self.outside > self.calibration.outside
+        found = []
+        for classes, count, unlike in zip(order.tolist(), counts.tolist(), strange.tolist(), strict=True):
+            state = "unlike" if unlike or not count else "sure" if count == 1 else "torn"
+            found.append(Verdict(state, tuple(classes[:count])))
+        return found
+
+    def confusable(self, *, coverage: float | None = None, limit: int | None = None) -> list[list[int]]:
+        """Return what else each row could be: its set without the predicted class, most probable first."""
+        return [list(verdict.classes[1:][:limit]) for verdict in self.verdicts(coverage)]
 
 
 @torch.no_grad()
@@ -57,7 +151,7 @@ def answer(
     head: Head,
     features: Tensor,
     *,
-    mode: str = "mean",
+    mode: str | None = None,
     samples: int = 100,
     generator: torch.Generator | None = None,
     std: bool = False,
@@ -67,7 +161,9 @@ def answer(
     Args:
         head: of the model; a network in front of it must be in evaluation mode.
         features: ``(n, in_features)``.
-        mode: ``"mean"``, ``"mc"`` or ``"exact"``, see :meth:`dropmax.Head.predict_proba`.
+        mode: ``"mean"``, ``"mc"`` or ``"exact"`` as they come, without a temperature, see
+            :meth:`dropmax.Head.predict_proba`. By default the calibrated answer, or ``"mean"`` if the head has not been
+            calibrated.
         samples: masks drawn per row in mode ``"mc"``.
         generator: where mode ``"mc"`` draws them from.
         std: whether to compute the standard deviation over the masks too.
@@ -76,8 +172,11 @@ def answer(
     >>> answer(DropMax(4, 3), torch.randn(5, 4), std=True).std.shape
     torch.Size([5, 3])
     """
-    probs = head.predict_proba(features, mode, samples=samples, generator=generator)
-    return Outputs(probs, head.retain_probs(features), std=head.predictive_std(features) if std else None)
+    calibration = head.calibration if mode is None else None
+    probs = head.predict_proba(features, mode, samples=samples, generator=generator, calibrated=calibration is not None)
+    deviation = head.predictive_std(features) if std else None
+    outside = head.outside_score(features) if calibration is not None else None
+    return Outputs(probs, head.retain_probs(features), std=deviation, outside=outside, calibration=calibration)
 
 
 @torch.no_grad()
@@ -85,7 +184,7 @@ def predict(
     model: Classifier,
     batches: Iterable[Tensor | tuple[Tensor, Tensor]],
     *,
-    mode: str = "mean",
+    mode: str | None = None,
     samples: int = 100,
     generator: torch.Generator | None = None,
     std: bool = False,
@@ -105,44 +204,63 @@ def predict(
     """
     was_training = model.training
     model.eval()
-    parts, labels = [], [_no_labels()]
+    parts = []
     try:
         for batch in batches:
-            x, y = batch if isinstance(batch, (tuple, list)) else (batch, None)
+            x, y = batch if isinstance(batch, (tuple, list)) else (batch, _no_labels())
             part = answer(model.head, model.net(x), mode=mode, samples=samples, generator=generator, std=std)
-            parts.append((part.probs.cpu(), part.retain.cpu(), *([] if part.std is None else [part.std.cpu()])))
-            labels += [] if y is None else [y.cpu()]
+            parts.append(Outputs.join([replace(part, labels=y)]))
     finally:
         model.train(was_training)
     if not parts:
-        parts = [(torch.empty(0, model.head.num_classes),) * (3 if std else 2)]
-    probs, retain, *deviations = (torch.cat(rows) for rows in zip(*parts, strict=True))
-    return Outputs(probs, retain, torch.cat(labels), *deviations)
+        nothing = torch.empty(0, model.head.num_classes)
+        parts = [Outputs(nothing, nothing, std=nothing if std else None)]
+    return Outputs.join(parts)
 
 
-def confusable(retain: Tensor, predicted: Tensor, *, gap: float = 0.1, limit: int = 5) -> list[list[int]]:
-    """Return, for each row, the rivals whose retain probability stands above the rest, most confusable first.
+@torch.no_grad()
+def calibrate(
+    model: Classifier, batches: Iterable[tuple[Tensor, Tensor]], *, source: str = "held-out rows"
+) -> Calibration | None:
+    """Fit temperatures on held-out batches, choose the mode that is the answer, and keep both in ``model.head``.
 
-    The rivals of the predicted class are sorted by rho; those above the widest step between two neighbours stand out,
-    if that step is at least ``gap`` and no more than ``limit`` classes lie above it. An easy example has none. With two
-    classes, the rival is confusable where its rho is at least 1/2.
+    Without any rows the model stays, or becomes, uncalibrated, and None is returned.
 
-    >>> rho = torch.tensor([[0.78, 0.55, 0.22, 0.25], [0.78, 0.24, 0.22, 0.25]])
-    >>> confusable(rho, torch.tensor([0, 0]))
-    [[1], []]
+    >>> from torch import nn
+    >>> from dropmax import DropMax
+    >>> model = Classifier(nn.Identity(), DropMax(4, 3))
+    >>> sorted(calibrate(model, [(torch.randn(30, 4), torch.randint(3, (30,)))]).temperatures)
+    ['exact', 'mean']
+    >>> predict(model, [torch.randn(2, 4)]).calibration is model.head.calibration
+    True
     """
-    rivals = retain.scatter(-1, predicted.unsqueeze(-1), -1.0)
-    top = rivals.topk(min(limit + 1, retain.shape[-1] - 1), dim=-1)
-    if top.values.shape[-1] == 1:  # a single rival has no rest to stand above
-        return [
-            [k] if value >= 0.5 else []
-            for (k,), (value,) in zip(top.indices.tolist(), top.values.tolist(), strict=True)
-        ]
-    widest, place = (top.values[:, :-1] - top.values[:, 1:]).max(-1)
-    return [
-        indices[: position + 1] if width >= gap else []
-        for indices, position, width in zip(top.indices.tolist(), place.tolist(), widest.tolist(), strict=True)
-    ]
+    head, was_training = model.head, model.training
+    probs: dict[str, list[Tensor]] = {mode: [] for mode in (("mean", "exact") if head.masked else ("mean",))}
+    labels, outside = [], []
+    model.eval()
+    try:
+        for x, y in batches:
+            features = model.net(x)
+            outside.append(head.outside_score(features).cpu())
+            for mode, parts in probs.items():
+                parts.append(head.predict_proba(features, mode).cpu())
+            labels.append(y.cpu())
+    finally:
+        model.train(was_training)
+    head.calibration = None
+    if labels:
+        whole = {mode: torch.cat(parts) for mode, parts in probs.items()}
+        head.calibration = Calibration.fit(whole, torch.cat(labels), outside=torch.cat(outside), source=source)
+    return head.calibration
+
+
+def confusable(probs: Tensor, *, coverage: float | None = None, limit: int | None = None) -> list[list[int]]:
+    """Return what else each row could be, from probabilities (n, K) alone: see :meth:`Outputs.confusable`.
+
+    >>> confusable(torch.tensor([[0.70, 0.02, 0.28], [0.97, 0.02, 0.01]]))
+    [[2], []]
+    """
+    return Outputs(probs, torch.ones_like(probs)).confusable(coverage=coverage, limit=limit)
 
 
 @dataclass(frozen=True)

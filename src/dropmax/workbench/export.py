@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
@@ -37,6 +36,7 @@ FORMATS = ("onnx", "torch-export", "safetensors")
 
 #: The named outputs of an exported graph, each (N, K) in float32.
 OUTPUTS = {
+    "probabilities": "the answer: class probabilities of the calibrated mode; of the mean without calibration",
     "mean": "class probabilities with rho in place of the masks, softmax(o + log rho)",
     "exact": "class probabilities averaged over all masks",
     "retain": "retain probabilities rho; ones for a head without masks",
@@ -48,7 +48,7 @@ LARGEST_DIFFERENCE = 1e-4
 
 
 class Served(nn.Module):
-    """What an exported graph computes: raw inputs in, the four :data:`OUTPUTS` out, by name.
+    """What an exported graph computes: raw inputs in, the five :data:`OUTPUTS` out, by name.
 
     >>> from dropmax.workbench.recipes import load_recipe
     >>> from dropmax.workbench.training import build
@@ -56,7 +56,7 @@ class Served(nn.Module):
     >>> digits = tuple("0123456789")
     >>> trained = TrainedModel(build(recipe, (1, 28, 28), 10).eval(), recipe, digits, (1, 28, 28), (0.1,), (0.3,), 28)
     >>> sorted(Served(trained)(torch.zeros(2, 1, 28, 28, dtype=torch.uint8)))
-    ['exact', 'mean', 'retain', 'std']
+    ['exact', 'mean', 'probabilities', 'retain', 'std']
     """
 
     shift: Tensor
@@ -83,6 +83,9 @@ class Served(nn.Module):
             answers |= {"exact": first.float(), "std": (second - first.square()).clamp_min(0).sqrt().float()}
         else:
             answers |= {"exact": head.predict_proba(features, "exact"), "std": head.predictive_std(features)}
+        answers["probabilities"] = answers["mean"]
+        if head.calibration is not None:
+            answers["probabilities"] = head.calibration.apply(answers[head.calibration.mode])
         return {name: answers[name] for name in OUTPUTS}
 
 
@@ -97,13 +100,7 @@ def metadata(trained: TrainedModel) -> dict[str, Any]:
     """Return what an exported file says about itself; ``load_model`` reads the first part."""
     from dropmax import __version__
 
-    return {
-        "recipe": trained.recipe.to_dict(),
-        "classes": list(trained.classes),
-        "input_shape": list(trained.input_shape),
-        "stored_size": trained.stored_size,
-        "mean": list(trained.mean),
-        "std": list(trained.std),
+    return trained.about() | {
         "head": trained.model.head.config(),
         "inputs": {
             "name": "inputs",
@@ -122,7 +119,7 @@ def export(
     *,
     format: str = "onnx",
     force: bool = False,
-    trust_code: bool = False,
+    trust_network: bool = False,
 ) -> dict[str, Any]:
     """Write a trained model to one file for serving, and return what was found out about it.
 
@@ -135,7 +132,7 @@ def export(
         out: the file to write.
         format: ``"onnx"`` (needs the extra ``export``), ``"torch-export"`` or ``"safetensors"``.
         force: whether a file that is there already may be replaced.
-        trust_code: as for :func:`~dropmax.workbench.training.load_model`.
+        trust_network: as for :func:`~dropmax.workbench.training.load_model`.
 
     >>> export("no-such-run", "model.bin", format="pickle")
     Traceback (most recent call last):
@@ -146,13 +143,12 @@ def export(
     refuse_to_overwrite(path, force)
     for package in ("onnx", "onnxscript", "onnxruntime") if format == "onnx" else ():
         optional(package, "export", "exporting to ONNX")  # before the work, not after it
-    trained = _trained(run, trust_code)
+    trained = _trained(run, trust_network)
     about = metadata(trained)
     difference = 0.0
     with progress(f"exporting to {format}", 3, "stages") as advance:
         if format == "safetensors":
-            state = {name: value.detach().cpu().contiguous() for name, value in trained.model.state_dict().items()}
-            content = safetensors.torch.save(state, metadata={"dropmax": json.dumps(about)})
+            content = trained.to_bytes(**about)
             advance(3)
         else:
             served = Served(trained)
@@ -170,11 +166,11 @@ def export(
     return {"file": str(path), "format": format, "bytes": len(content), "largest_difference": difference}
 
 
-def _trained(run: Any, trust_code: bool) -> TrainedModel:
+def _trained(run: Any, trust_network: bool) -> TrainedModel:
     if isinstance(run, TrainedModel):
         return run
     if isinstance(run, (str, Path)):
-        return load_model(run, trust_code=trust_code)
+        return load_model(run, trust_network=trust_network)
     kind = type(run).__name__
     hint = (
         "a network alone does not say how its inputs are normalised or what its classes are called. Build a "

@@ -70,17 +70,21 @@ def measure(trained: TrainedModel, run: Path | None, data_dir: Path | str | None
     if not len(test):
         found.missing = "the data set has no test split"
         return found
-    for mode in ("mean", "exact") if isinstance(trained.model.head, MaskedHead) else ("mean",):
+    modes: list[str | None] = ["mean", "exact"] if isinstance(trained.model.head, MaskedHead) else ["mean"]
+    for mode in [*modes, None] if trained.calibration is not None else modes:
         outputs = _predict(trained, test, mode)
         scores = metrics.evaluate(outputs.probs, outputs.labels)
-        found.rows.append({"split": "test", "mode": mode, "examples": len(outputs.labels), **scores})
+        name = mode or f"calibrated ({trained.calibration.mode if trained.calibration else ''})"
+        found.rows.append({"split": "test", "mode": name, "examples": len(outputs.labels), **scores})
         if mode == "mean":
             found.attention = _mean_by_class(outputs.retain if _attends(trained) else outputs.probs, outputs.labels)
     return found
 
 
-def _predict(trained: TrainedModel, split: Split, mode: str) -> Outputs:
-    with progress(f"measuring on {len(split):,} test examples, mode {mode}", len(split), "examples") as advance:
+def _predict(trained: TrainedModel, split: Split, mode: str | None) -> Outputs:
+    with progress(
+        f"measuring on {len(split):,} test examples, mode {mode or 'calibrated'}", len(split), "examples"
+    ) as advance:
 
         def counted() -> Any:
             for x, y in trained.batches(split):
@@ -258,10 +262,8 @@ from dropmax.workbench.hub import from_pretrained
 trained = from_pretrained({repository!r})
 inputs = {inputs}
 with torch.no_grad():
-    features = trained.model.net(trained.prepare(inputs))
-    probabilities = trained.model.head.predict_proba(features, "exact")
-    retain = trained.model.head.retain_probs(features)  # what each may be confused with
-print(trained.classes[int(probabilities[0].argmax())])
+    found = trained.answer(inputs)
+print(found.probs, found.verdicts()[0].words(trained.classes))  # how sure it is, and what else it could be
 ```
 
 Image files and tables: `dropmax predict DIRECTORY FILE...`, where DIRECTORY holds `model.safetensors`."""

@@ -15,7 +15,7 @@ from dropmax.heads.masked import sampled
 from dropmax.lab.figures import condition, confusion_graph, noise
 from dropmax.lab.figures.examples import top_and_bottom
 from dropmax.workbench import style
-from dropmax.workbench.evaluation import Outputs, confusable
+from dropmax.workbench.evaluation import Outputs
 
 
 def _problem(seed: int, classes: int = 4, rows: int = 5) -> tuple[Tensor, Tensor, Tensor]:
@@ -100,7 +100,7 @@ def test_links_count_what_stands_out(seed: int, classes: int) -> None:
     labels = torch.randint(classes, (60,), generator=generator)
     found = confusion_graph.links(Outputs(probs, rho, labels), classes=8, limit=9)
     answers = probs.argmax(-1)
-    flags = confusable(rho, answers)
+    flags = Outputs(probs, rho).confusable()
     assert len(found) <= 9
     assert len({k for one in found for k in (one.first, one.second)}) <= 8
     assert [one.flagged for one in found] == sorted((one.flagged for one in found), reverse=True)
@@ -112,8 +112,8 @@ def test_links_count_what_stands_out(seed: int, classes: int) -> None:
         assert one.mistakes == sum({int(y), int(p)} == pair for y, p in zip(labels, answers, strict=True))
 
 
-def test_links_of_a_head_without_masks_are_its_mistakes() -> None:
-    probs = torch.tensor([[0.9, 0.1, 0.0], [0.9, 0.1, 0.0], [0.1, 0.9, 0.0], [0.0, 0.0, 1.0]])
+def test_links_of_a_model_that_is_always_sure_are_its_mistakes() -> None:
+    probs = torch.tensor([[0.99, 0.01, 0.0], [0.99, 0.01, 0.0], [0.01, 0.99, 0.0], [0.0, 0.0, 1.0]])
     found = confusion_graph.links(Outputs(probs, torch.ones(4, 3), torch.tensor([1, 1, 2, 2])))
     assert [(one.first, one.second, one.mistakes) for one in found] == [(0, 1, 2), (1, 2, 1)]
 

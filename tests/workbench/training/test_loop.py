@@ -53,6 +53,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_directory_a_person_understands(finished: Path) -> None:
     names = sorted(p.name for p in finished.iterdir())
     assert names == [
+        "calibration.json",
         "checkpoint-000003.pt",
         "checkpoint-000004.pt",
         "data.json",

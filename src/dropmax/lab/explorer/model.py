@@ -19,7 +19,7 @@ from dropmax.heads.masked import MaskedHead, sampled
 from dropmax.lab.explorer import images
 from dropmax.workbench.data import Split
 from dropmax.workbench.data.images import centre_crop
-from dropmax.workbench.evaluation import answer, confusable, predict
+from dropmax.workbench.evaluation import Outputs, answer, predict
 from dropmax.workbench.progress import progress
 from dropmax.workbench.training import TrainedModel, load_data, load_model
 
@@ -38,8 +38,8 @@ MAP_CLASSES = 200
 class Explorer:
     """A trained model beside the test examples of its data, measured once; every method returns plain JSON values.
 
-    Predictions are exact, the sum over all masks (``predict_proba(mode="exact")``). An example is as hard as the
-    truth is improbable.
+    Predictions are the calibrated answer, as everywhere (:func:`dropmax.workbench.evaluation.answer`). An example is as
+    hard as the truth is improbable.
 
     >>> from dropmax.workbench.recipes import load_recipe
     >>> from dropmax.workbench.training import build
@@ -87,7 +87,7 @@ class Explorer:
         data_dir: Path | None = None,
         moved: Path | None = None,
         device: str = "cpu",
-        trust_code: bool = False,
+        trust_network: bool = False,
     ) -> Explorer:
         """Load a run directory (or a ``model.safetensors``), a second run to show beside it, and their data.
 
@@ -95,8 +95,8 @@ class Explorer:
         """
         other = None
         if beside is not None:
-            other = cls.open(beside, data_dir=data_dir, moved=moved, device=device, trust_code=trust_code)
-        trained = load_model(run, device=device, trust_code=trust_code)
+            other = cls.open(beside, data_dir=data_dir, moved=moved, device=device, trust_network=trust_network)
+        trained = load_model(run, device=device, trust_network=trust_network)
         data = load_data(trained.recipe, data_dir, run=run, data=moved)
         if data.classes != trained.classes:
             raise RunError(f"the classes of {trained.recipe.data.name} are not those {run} was trained on")
@@ -202,10 +202,12 @@ class Explorer:
     def noise(self, index: int, *, seed: int = 0) -> dict[str, Any]:
         """Return how the answer for one example fades as the same noise grows louder.
 
-        For each of ``NOISE_LEVELS``: the exact probability (and its standard deviation over the masks) of what is
+        For each of ``NOISE_LEVELS``: the probability (and its standard deviation over the masks) of what is
         the answer without noise, and the entropy of the prediction as a share of its largest value, log K.
         """
-        probs, std, _, _ = self._look(self._noisy(self._input(index), NOISE_LEVELS, seed))
+        found, _ = self._look(self._noisy(self._input(index), NOISE_LEVELS, seed))
+        assert found.std is not None
+        probs, std = found.probs, found.std
         answer = int(probs[0].argmax())
         entropy = torch.special.entr(probs).sum(-1) / math.log(probs.shape[-1])
         return {
@@ -237,12 +239,14 @@ class Explorer:
         """Return what the model says about one raw input: uint8 (C, H, W), or features (D,).
 
         Up to 20 classes all get a row, in their order; of more, the twelve that matter, likeliest first, and the
-        class ``keep``. A row has the exact probability ``p``, its standard deviation ``std`` over the masks, the
+        class ``keep``. A row has the probability ``p``, its standard deviation ``std`` over the masks, the
         retain probability ``rho``, and whether each of a few sampled masks keeps the class.
         """
-        probs, std, retain, logits = (rows[0] for rows in self._look(inputs[None]))
-        predicted = int(probs.argmax())
-        rivals = confusable(retain[None], torch.tensor([predicted]))[0]
+        found, all_logits = self._look(inputs[None])
+        assert found.std is not None
+        probs, std, retain, logits = found.probs[0], found.std[0], found.retain[0], all_logits[0]
+        predicted, verdict = int(probs.argmax()), found.verdicts()[0]
+        rivals = list(verdict.classes[1:])
         nearest = [k for k in retain.argsort(descending=True, stable=True)[:4].tolist() if k != predicted][:3]
         masks = self._sampled_masks(logits, retain, seed)
         rows = _rows_that_matter(probs, retain, [k for k in (keep, *rivals) if k is not None])
@@ -252,6 +256,8 @@ class Explorer:
             "probability": _rounded(float(probs[predicted])),
             "std": _rounded(float(std[predicted])),
             "entropy": _rounded(min(1.0, max(0.0, entropy))),
+            "state": verdict.state,
+            "words": verdict.words(self.classes),
             "confusable": [{"class": k, "rho": _rounded(float(retain[k]))} for k in rivals],
             "nearest": [{"class": k, "rho": _rounded(float(retain[k]))} for k in nearest],
             "rows": [
@@ -269,21 +275,14 @@ class Explorer:
         }
 
     @torch.inference_mode()
-    def _look(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return exact probabilities, their standard deviations, rho and class logits for raw inputs."""
+    def _look(self, inputs: Tensor) -> tuple[Outputs, Tensor]:
+        """Return the answers with standard deviations over the masks, and the class logits, for raw inputs."""
         model = self.trained.model
         device = next(model.parameters()).device
         features = model.net(self.trained.prepare(inputs.to(device)))
         with self._damage_reported():
-            found = answer(model.head, features, mode="exact", std=True)
-        assert found.std is not None
-        probs, std, retain = found.probs, found.std, found.retain
-        return (
-            probs.float().cpu(),
-            std.float().cpu(),
-            retain.float().cpu(),
-            model.head.classifier(features).float().cpu(),
-        )
+            found = answer(model.head, features, std=True)
+        return Outputs.join([found]), model.head.classifier(features).float().cpu()
 
     @contextlib.contextmanager
     def _damage_reported(self) -> Iterator[None]:
@@ -340,7 +339,7 @@ class Explorer:
         with progress("looking at the test examples", len(self.test), "examples") as advance:
             for x, y in self.trained.batches(self.test, 250):
                 with self._damage_reported():
-                    found = predict(self.trained.model, [(x, y)], mode="exact")
+                    found = predict(self.trained.model, [(x, y)])
                 truth.append(found.probs.gather(-1, found.labels[:, None])[:, 0].float())
                 predicted.append(found.predicted)
                 best.append(found.probs.float().topk(2).values)

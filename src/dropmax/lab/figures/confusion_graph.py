@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dropmax.lab.figures.subject import Subject
 from dropmax.workbench import style
-from dropmax.workbench.evaluation import Outputs, confusable
+from dropmax.workbench.evaluation import Outputs
 
 __all__ = ["CAPTION", "Link", "around_a_circle", "draw", "links"]
 
@@ -40,17 +40,17 @@ class Link:
 def links(outputs: Outputs, *, classes: int = MOST_CLASSES, limit: int = MOST_LINKS) -> list[Link]:
     """Return the strongest links, strongest first, among at most ``classes`` classes.
 
-    What stands out is what ``evaluation.confusable`` says. Where a head learns no masks, so that nothing
-    does, the links are the pairs it mistakes for one another.
+    A rival is flagged where the prediction set of an example holds it beside the answer. Where no set holds two
+    classes, the links are the pairs that are mistaken for one another.
 
-    >>> rho = torch.tensor([[0.8, 0.6, 0.2, 0.2], [0.7, 0.8, 0.2, 0.2], [0.2, 0.2, 0.8, 0.2], [0.2, 0.2, 0.2, 0.8]])
-    >>> links(Outputs(torch.eye(4), rho, torch.tensor([0, 0, 2, 3])))
+    >>> probs = torch.tensor([[0.8, 0.2, 0.0], [0.3, 0.7, 0.0], [0.0, 0.0, 1.0]])
+    >>> links(Outputs(probs, torch.ones(3, 3), torch.tensor([0, 0, 2])))
     [Link(first=0, second=1, flagged=1.0, mistakes=1)]
     """
     answers = outputs.predicted
     count = outputs.probs.shape[-1]
     flagged = torch.zeros(count, count)
-    for answer, rivals in zip(answers.tolist(), confusable(outputs.retain, answers), strict=True):
+    for answer, rivals in zip(answers.tolist(), outputs.confusable(), strict=True):
         for rival in rivals:
             flagged[answer, rival] += 1
     mistakes = torch.zeros(count, count)
@@ -59,8 +59,7 @@ def links(outputs: Outputs, *, classes: int = MOST_CLASSES, limit: int = MOST_LI
     both_flagged, both_mistakes = flagged + flagged.T, mistakes + mistakes.T
     predicted = answers.bincount(minlength=count).float()
     share = both_flagged / (predicted[:, None] + predicted[None]).clamp(min=1)
-    learned = bool((outputs.retain != outputs.retain[:, :1]).any())
-    strength = share if learned else both_mistakes
+    strength = share if bool(share.any()) else both_mistakes
     upper = strength.triu(1).flatten()
     found: list[Link] = []
     seen: set[int] = set()

@@ -16,13 +16,11 @@ from dropmax.lab.figures.demo import contrast, surest_mistakes
 from dropmax.lab.figures.runs import Run, picture
 from dropmax.lab.figures.subject import Subject
 from dropmax.lab.report.charts import chart, confusion_image
-from dropmax.sets import PredictionSets, rows_needed
 from dropmax.workbench.evaluation import answer
 
 __all__ = ["classes_section", "disagreements", "hardest", "hardest_section"]
 
 HARDEST, PAIRS, SHOWN = 20, 6, 6
-COVERAGES = (0.99, 0.95)  #: of the prediction sets: the first for which enough rows were held out
 #: With more classes than these, a profile shows only those that matter, and the matrix becomes a picture.
 _ALL_CLASSES, _MATRIX = 12, 20
 
@@ -66,18 +64,18 @@ _SHOWN_CLASSES = 40
 
 def _sets(run: Run) -> tuple[Tensor | None, str]:
     """Return the prediction sets of the test examples, calibrated on the held-out rows, and what to say of them."""
-    held = run.validation
-    if not len(held):
-        return None, "No rows were held out, so there are no prediction sets."
-    probs = answer(run.head, run.features("validation")).probs
-    coverage = next((c for c in COVERAGES if len(held) >= rows_needed(c)), None)
+    calibration = run.trained.calibration
+    if calibration is None:
+        return None, "The run is not calibrated (see dropmax calibrate), so there are no prediction sets."
+    coverage = calibration.coverage
     if coverage is None:
-        return None, f"Too few rows ({len(held)}) were held out for prediction sets."
-    sets = PredictionSets(coverage).fit(probs, held.labels).predict(run.outputs.probs)
+        return None, f"Too few rows ({len(calibration.labels)}) were held out for prediction sets."
+    sets = run.outputs.sets()
     held_truth = sets.gather(-1, run.outputs.labels[:, None]).double().mean()
+    size = float(sets.sum(-1).double().mean())
     return sets, (
-        f"Prediction sets that promise {coverage:.0%} coverage, calibrated on {len(held):,} held-out rows, hold the "
-        f"truth for {float(held_truth):.1%} of the test examples and have {float(sets.sum(-1).double().mean()):.2f} "
+        f"Prediction sets that promise {coverage:.0%} coverage, calibrated on {len(calibration.labels):,} "
+        f"{calibration.source}, hold the truth for {float(held_truth):.1%} of the test examples and have {size:.2f} "
         "classes on average."
     )
 

@@ -135,8 +135,10 @@ def npz_origin(path: Path) -> str:
     return _origin(path, _open_npz(path))
 
 
-def read_npz_rows(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None, tuple[str, ...]]:
+def read_npz_rows(path: Path, *, labelled: bool = True) -> tuple[NDArray[Any], NDArray[Any] | None, tuple[str, ...]]:
     """Return the inputs (``x``, or else ``x_test``), their labels where there are any, and the names of the classes.
+
+    Without ``labelled`` the labels are not looked at.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "new.npz")
@@ -150,7 +152,7 @@ def read_npz_rows(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None, tuple[
     if name not in arrays:
         raise DataError(f"{path} has the arrays {spell(sorted(arrays))}, but x (or x_test) is needed")
     values = _inputs(path, name, arrays[name])
-    given = arrays.get(name.replace("x", "y", 1))
+    given = arrays.get(name.replace("x", "y", 1)) if labelled else None
     if given is None:
         return values, None, ()
     labels = as_labels(path, name.replace("x", "y", 1), given)
@@ -160,6 +162,20 @@ def read_npz_rows(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None, tuple[
         classes, encoded = encode(path, {name: labels}, arrays["classes"])
         return values, np.array(classes)[encoded[name]], classes
     return values, labels, ()
+
+
+def outside_rows(path: Path) -> NDArray[np.intp] | None:
+    """Return the rows that the array ``split`` calls ``outside``, which belong to no class; None where there are none.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "new.npz")
+    >>> np.savez(path, x=np.zeros((2, 3)), split=np.array(["train", "outside"]))
+    >>> outside_rows(path)
+    array([1])
+    """
+    split = _open_npz(path).get("split")
+    rows = np.flatnonzero(split == "outside") if split is not None and split.dtype.kind == "U" else np.empty(0, int)
+    return rows if len(rows) else None
 
 
 def _open_npz(path: Path) -> dict[str, NDArray[Any]]:

@@ -212,7 +212,7 @@ def _table(
     names: tuple[str, ...] | None = None
     labels: NDArray[Any] | None
     if file.suffix.lower() == ".npz":
-        values, labels, _ = read_npz_rows(file)
+        values, labels, _ = read_npz_rows(file, labelled=labelled)
         _check_origin(file, expected.origin)
         if expected.columns and values.ndim == 2:
             tell(f"{file}: an .npz has no column names; its columns are taken in the order of training")

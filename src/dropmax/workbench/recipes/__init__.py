@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from dropmax.errors import InvalidType, InvalidValue, unknown
-from dropmax.imports import locate
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -89,6 +88,7 @@ class TrainingOptions:
     channels_last: bool = False
     compile: bool = False
     validate_every: int = 1  #: epochs between measurements on the validation set
+    calibrate: bool = True  #: whether to fit temperatures on the validation set at the end
     checkpoint_seconds: float = 20.0  #: least time between checkpoints; the last epoch always makes one
     seed: int = 0
 
@@ -118,18 +118,6 @@ class Recipe:
     head: dict[str, Any]
     training: TrainingOptions
     heads: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
-
-    @property
-    def imports_code(self) -> bool:
-        """Whether its network or head is a class to import, ``package.module:Class``."""
-        return any(":" in table["name"] for table in (self.network, self.head))
-
-    def findable(self) -> Recipe:
-        """Return the recipe with a network and head of one's own named so that any process finds them."""
-        from dropmax.heads import findable_name
-
-        network = {**self.network, "name": locate(self.network["name"])}
-        return dataclasses.replace(self, network=network, head={**self.head, "name": findable_name(self.head["name"])})
 
     def override(self, values: Mapping[str, Any]) -> Recipe:
         """Return the recipe with some values replaced, by dotted names such as ``training.epochs``.

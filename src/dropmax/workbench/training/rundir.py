@@ -7,6 +7,7 @@
 ``metrics.jsonl``         one line per epoch: loss terms, validation metrics
 ``checkpoint-EPOCH.pt``   the last two states training can go on from
 ``model.safetensors``     the trained model, there once training has ended
+``calibration.json``      its temperatures, the mode that is the answer and why, and scores of the held-out rows
 ========================  ==========================================================================================
 """
 
@@ -39,6 +40,7 @@ _OURS = (
     "data.json",
     "metrics.jsonl",
     "model.safetensors",
+    "calibration.json",
     "diagnosis.json",
     "diagnosis.png",
 )

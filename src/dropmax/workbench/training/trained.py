@@ -14,21 +14,21 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from dropmax.calibration import Calibration
 from dropmax.classifier import Classifier
 from dropmax.errors import DropMaxError, InvalidValue, RunError
 from dropmax.heads import make_head
-from dropmax.imports import check_import
 from dropmax.workbench.backbones import Origin
 from dropmax.workbench.data import Batches, Dataset, Split, normalise, statistics
 from dropmax.workbench.data.handwriting import is_like_mnist
 from dropmax.workbench.data.unlabelled import Expected
 from dropmax.workbench.evaluation import Outputs, answer
 from dropmax.workbench.files import parse_json, write_atomically
-from dropmax.workbench.networks import feature_size, make_network
+from dropmax.workbench.networks import check_import, feature_size, make_network
 from dropmax.workbench.networks.initialise import initialise_head
 from dropmax.workbench.recipes import Recipe, recipe_from_dict
 
-__all__ = ["TrainedModel", "build", "load_model", "save_model"]
+__all__ = ["TrainedModel", "build", "load_model", "save_model", "write_model"]
 
 _MOST_STORED = 2304  # the side of stored images for the largest image_size, 2048
 
@@ -62,6 +62,34 @@ class TrainedModel:
     columns: tuple[str, ...] = ()  #: names of the features, where it was trained on a table with a header
     brightness: tuple[float, float] | None = None  #: mean and deviation of the training images' pixels, in [0, 1]
     origin: str = ""  #: for features of a pretrained network, its description
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What held-out rows said about it; None where it has not been calibrated."""
+        return self.model.head.calibration
+
+    def about(self) -> dict[str, Any]:
+        """Return what ``model.safetensors`` says about the model, and :func:`load_model` reads."""
+        values: dict[str, Any] = {
+            "recipe": self.recipe.to_dict(),
+            "classes": list(self.classes),
+            "input_shape": list(self.input_shape),
+            "stored_size": self.stored_size,
+            "mean": list(self.mean),
+            "std": list(self.std),
+            "columns": list(self.columns),
+            "origin": self.origin,
+        }
+        if self.brightness is not None:
+            values["brightness"] = list(self.brightness)
+        if self.calibration is not None:
+            values["calibration"] = self.calibration.to_dict()
+        return values
+
+    def to_bytes(self, **more: Any) -> bytes:
+        """Return the weights with :meth:`about`, and more, as the content of a safetensors file."""
+        state = {name: value.detach().cpu().contiguous() for name, value in self.model.state_dict().items()}
+        return safetensors.torch.save(state, metadata={"dropmax": json.dumps(self.about() | more)})
 
     @property
     def is_images(self) -> bool:
@@ -106,25 +134,28 @@ class TrainedModel:
 
 
 def save_model(path: Path, model: Classifier, recipe: Recipe, data: Dataset) -> None:
-    """Write ``model.safetensors``, whole or not at all."""
-    about = {
-        "recipe": recipe.to_dict(),
-        "classes": list(data.classes),
-        "input_shape": list(data.input_shape),
-        "stored_size": data.train.inputs.shape[-1] if data.is_images else 0,
-        "mean": list(data.mean),
-        "std": list(data.std),
-        "columns": list(data.columns),
-        "origin": data.origin,
-    }
+    """Write ``model.safetensors``, whole or not at all, and ``calibration.json`` beside it."""
+    brightness, size = None, 0
     if data.is_images:
         mean, std = statistics(data.train.inputs)
-        about["brightness"] = [sum(mean) / len(mean), sum(std) / len(std)]
-    state = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
-    write_atomically(path, safetensors.torch.save(state, metadata={"dropmax": json.dumps(about)}))
+        brightness, size = (sum(mean) / len(mean), sum(std) / len(std)), data.train.inputs.shape[-1]
+    trained = TrainedModel(
+        model, recipe, data.classes, data.input_shape, data.mean, data.std, size, data.columns, brightness, data.origin
+    )
+    write_model(path, trained)
 
 
-def load_model(path: Path | str, *, device: torch.device | str = "cpu", trust_code: bool = False) -> TrainedModel:
+def write_model(path: Path, trained: TrainedModel) -> None:
+    """Write a model, and what is known of its calibration beside it for people to read."""
+    beside = path.with_name("calibration.json")
+    if trained.calibration is None:
+        beside.unlink(missing_ok=True)
+    else:
+        write_atomically(beside, json.dumps(trained.calibration.to_dict(), indent=1) + "\n")
+    write_atomically(path, trained.to_bytes())
+
+
+def load_model(path: Path | str, *, device: torch.device | str = "cpu", trust_network: bool = False) -> TrainedModel:
     """Load a trained model from a run directory or a ``model.safetensors`` file.
 
     The file may come from anybody: nothing in it is executed, and memory is taken for the tensors it holds, not for
@@ -133,9 +164,8 @@ def load_model(path: Path | str, *, device: torch.device | str = "cpu", trust_co
     Args:
         path: the run directory, or the file.
         device: where to put the model.
-        trust_code: networks and heads of dropmax always load. One that the file names as ``package.module:ClassName``
-            loads if your program has imported that module; or else only if you say that you trust it, as importing
-            runs it.
+        trust_network: a network of dropmax always loads. One that the file names as ``package.module:ClassName`` loads
+            if your program has imported that module; or else only if you say that you trust it, as importing runs it.
 
     >>> load_model("no-such-run")
     Traceback (most recent call last):
@@ -153,13 +183,15 @@ def load_model(path: Path | str, *, device: torch.device | str = "cpu", trust_co
         tensors = safetensors.torch.load(content)
         about = _read_about(json.loads(_metadata(content)["dropmax"]))
         recipe = recipe_from_dict(about["recipe"], str(file))
-        check_imports(recipe, str(file), trust_code)
+        check_import(recipe.network["name"], str(file), trust_network)
         input_shape, classes = tuple(about["input_shape"]), tuple(about["classes"])
         held = {name: tuple(value.shape) for name, value in tensors.items()}
         if _shapes(recipe, input_shape, len(classes)) not in (held, None):
             raise ValueError("its tensors are not those of the network and head it names")
         model = build(recipe, input_shape, len(classes))
         model.load_state_dict(tensors)
+        if about.get("calibration") is not None:
+            model.head.calibration = Calibration.from_dict(about["calibration"], len(classes))
         if recipe.training.channels_last and len(input_shape) == 3:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     except DropMaxError:
@@ -180,12 +212,6 @@ def load_model(path: Path | str, *, device: torch.device | str = "cpu", trust_co
     return trained
 
 
-def check_imports(recipe: Recipe, source: str, trust_code: bool) -> None:
-    """Raise where a recipe that came in the file ``source`` names code to import which nobody has consented to."""
-    for what, table in (("network", recipe.network), ("head", recipe.head)):
-        check_import(what, table["name"], source, trust_code)
-
-
 def _metadata(content: bytes) -> dict[str, str]:
     """Return what a safetensors file says about itself: its header is JSON, after eight bytes that say how long."""
     found: dict[str, str] = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")].decode())["__metadata__"]
@@ -195,15 +221,15 @@ def _metadata(content: bytes) -> dict[str, str]:
 def _shapes(recipe: Recipe, input_shape: tuple[int, ...], num_classes: int) -> dict[str, tuple[int, ...]] | None:
     """Return the shapes of the tensors a recipe's model has, without making them.
 
-    A file of a hundred bytes can name a network of a hundred gigabytes; this is how to know in time. A network or head
-    from elsewhere may not know how to be made without numbers: then None.
+    A file of a hundred bytes can name a network of a hundred gigabytes; this is how to know in time. A network from
+    elsewhere may not know how to be made without numbers: then None.
     """
     head = {key: value for key, value in recipe.head.items() if key != "class_weight"}  # its values are looked at
     try:
         with torch.device("meta"):
             model = build(dataclasses.replace(recipe, head=head), input_shape, num_classes)
     except Exception:
-        if recipe.imports_code:
+        if ":" in recipe.network["name"]:
             return None
         raise
     return {name: tuple(value.shape) for name, value in model.state_dict().items()}

@@ -1,0 +1,81 @@
+"""``dropmax calibrate``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dropmax.cli.evaluate import read_new
+from dropmax.cli.options import (
+    AsJson,
+    DataDir,
+    Device,
+    IdColumn,
+    LabelColumn,
+    MovedData,
+    Threads,
+    TrustNetwork,
+    use_threads,
+)
+from dropmax.errors import DataError, InvalidValue
+from dropmax.workbench.terminal import printable
+
+
+def calibrate(
+    run: Annotated[Path, typer.Argument(help="A run directory, or a model.safetensors.")],
+    new: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[DATA]",
+            help="Labelled data that did not train the model: a folder with one sub-folder per class, .npz, .csv or "
+            ".parquet. Without it, the rows that the run held out.",
+            show_default=False,
+        ),
+    ] = None,
+    label_column: LabelColumn = None,
+    id_column: IdColumn = None,
+    data: MovedData = None,
+    data_dir: DataDir = None,
+    device: Device = None,
+    threads: Threads = 0,
+    trust_network: TrustNetwork = False,
+    as_json: AsJson = False,
+) -> None:
+    """Fit temperatures and prediction sets on held-out rows, and store them with the model.
+
+    From then on `evaluate`, `predict`, `report`, `explore` and `export` give the calibrated answer.
+    """
+    if new is not None and data is not None:
+        raise InvalidValue("--data is about the data of the run; DATA takes its place")
+    if new is None and (label_column or id_column):
+        raise InvalidValue("--label-column and --id-column are for DATA; the run knows the columns of its own data")
+    from dropmax.workbench import evaluation
+    from dropmax.workbench.training import load_data, load_model
+    from dropmax.workbench.training.trained import write_model
+
+    use_threads(threads)
+    trained = load_model(run, device=device or "cpu", trust_network=trust_network)
+    if new is None:
+        rows = load_data(trained.recipe, data_dir, run=run, data=data).validation
+        source = f"held-out rows of {Path(trained.recipe.data.name).name}"
+        if not len(rows):
+            raise DataError(
+                f"{run} held no rows out, and those that trained it would only flatter it: name labelled rows that "
+                f"did not, as DATA"
+            )
+    else:
+        rows, source = read_new(trained, new, data_dir, label_column, id_column), f"rows of {Path(new).name}"
+    found = evaluation.calibrate(trained.model, trained.batches(rows), source=source)
+    assert found is not None
+    write_model(run / "model.safetensors" if run.is_dir() else run, trained)
+    if as_json:
+        print(json.dumps({"run": str(run), **found.summary()}))
+        return
+    print(printable(f"Calibrated: {found.reason}."))
+    for coverage, threshold in found.summary()["thresholds"].items():
+        print(
+            f"A set of {100 * float(coverage):.0f} % coverage holds the classes of probability {threshold:.4f} or more."
+        )
