@@ -7,6 +7,8 @@ from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from mkdocs.utils import get_relative_url
 
 _REPOSITORY = re.compile(r"\]\(\.\./(?!\.\.)([^)#]+)\)")
 
@@ -25,6 +27,19 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """Name a file of the repository that is not a page of the site, rather than link to nowhere; draw charts."""
     markdown = _CHART.sub(lambda match: f"\n{results_chart(match[1])}\n", markdown)
     return _REPOSITORY.sub(r"] (`\1` in the repository)", markdown)
+
+
+_SHIM = "https://unpkg.com/iframe-worker/shim"
+
+
+def on_post_page(output: str, page: Page, **_: Any) -> str:
+    """Load the script with which search works from disk from the site itself, not from another host."""
+    return output.replace(_SHIM, get_relative_url("iframe-worker.js", page.url))
+
+
+def on_post_template(output_content: str, **_: Any) -> str:
+    """Do the same for pages made from a template, such as 404.html."""
+    return output_content.replace(_SHIM, "iframe-worker.js")
 
 
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
