@@ -89,7 +89,7 @@ class RowSums(NamedTuple):
     kept_weight: Tensor  # sum_k z_k c_k
     kept_logit: Tensor  # sum_k z_k c_k (o_k - highest + log(z_k + epsilon))
     kl_less_entropy: Tensor
-    entropy: Tensor  # zeros where nobody asked for it
+    entropy: Tensor  # zeros unless asked for
     auxiliary: Tensor
 
     def relative_to(self, highest: Tensor) -> list[Tensor]:

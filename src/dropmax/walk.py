@@ -30,7 +30,7 @@ __all__ = ["BLOCK_NUMBERS", "KEPT_BYTES", "Maps", "Plan", "Rows", "choose_block"
 #: than the weights.
 KEPT_BYTES = 2**26
 
-#: Numbers in a block, if nobody says otherwise. Matrix products want wide blocks; the memory used is about ten such.
+#: Numbers in a block, by default. Matrix products want wide blocks; the memory used is about ten such.
 BLOCK_NUMBERS = 2**19
 
 #: Narrower blocks make matrix products slow.
@@ -56,7 +56,7 @@ class Maps(NamedTuple):
     r_inputs: Tensor | None
     r_weight: Tensor
     r_bias: Tensor
-    b_inputs: Tensor | None = None  # inputs that learn from the a inside ``b = a + r``; None: nobody does
+    b_inputs: Tensor | None = None  # inputs that learn from the a inside ``b = a + r``; None: nothing does
 
     def inputs(self) -> tuple[Tensor | None, ...]:
         """Return the inputs of o, a and r, and those that learn from the a inside b."""
@@ -111,7 +111,7 @@ class Plan(NamedTuple):
         return found
 
     def kinds(self, maps: Maps) -> int:
-        """Return how many kinds of logits have a gradient: o, a, r and, if somebody learns from it, b."""
+        """Return how many kinds of logits have a gradient: o, a, r and, if anything learns from it, b."""
         return 3 if maps.inputs()[self.shared[3]] is None else 4
 
     def blocks(self, num_classes: int) -> Iterator[slice]:
@@ -327,7 +327,7 @@ def over_ranks(sums: RowSums, group: dist.ProcessGroup) -> RowSums:
 
 
 def compile_blocks(enabled: bool = True) -> None:
-    """Compile the arithmetic of a block with ``torch.compile``, also where nobody compiles the rest.
+    """Compile the arithmetic of a block with ``torch.compile``, even where the rest is not compiled.
 
     It needs a C++ compiler and most of a minute at the first step, and makes that arithmetic several times faster:
     worth it for large models trained for long. Where compiling fails, a warning says so and the plain form is used.

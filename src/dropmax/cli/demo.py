@@ -77,7 +77,7 @@ def _train_side_by_side(runs: dict[str, Path], seed: int, epochs: int) -> None:
             )
         _watch(workers, runs, epochs)
     except KeyboardInterrupt:
-        raise RunError("stopped; the same command goes on where it was") from None
+        raise RunError("stopped; the same command resumes") from None
     finally:
         for worker in workers.values():
             if worker.poll() is None:

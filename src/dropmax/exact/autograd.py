@@ -162,7 +162,7 @@ class MomentsDerivative(Derivative):
 
 
 class ScalarOfTarget(AnyBatchFunction):
-    """expected_nll or log_marginal: one number a row, whose gradients come out of the same walk."""
+    """expected_nll or log_marginal: one number per row, with gradients from the same walk."""
 
     @staticmethod
     def forward(logits: Tensor, mask_logits: Tensor, target: Tensor, marginal: bool, with_gradients: bool) -> Tensors:

@@ -241,7 +241,7 @@ class Walk:
 
 
 def finite(spread: Tensor) -> Tensor:
-    """Let a row with NaN, which stays NaN whatever we do, not decide about the nodes of others."""
+    """Keep a row with NaN, which stays NaN, from deciding the nodes of other rows."""
     return spread.nan_to_num_(0.0, posinf=WIDEST_SPREAD)
 
 
@@ -254,7 +254,7 @@ _buffers = threading.local()
 
 
 def workspace(shape: tuple[int, int, int], like: Tensor) -> list[Tensor]:
-    """Return four uninitialised tensors, on a processor always the same memory.
+    """Return four uninitialised tensors, on the CPU always the same memory.
 
     Asking the operating system for fresh pages in every call took longer than the arithmetic.
     """

@@ -43,7 +43,7 @@ class Focal(Head):
         self.gamma = gamma
 
     def terms(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
-        """Return the focal loss of each row, where the other heads have their cross entropy: so logs line up."""
+        """Return the focal loss of each row, named as the other heads' cross entropy, so that logs line up."""
         log_p = _wide(logits["classifier"]).log_softmax(-1)
         index = target.unsqueeze(-1)
         row = self._focal(log_p.gather(-1, index), index).squeeze(-1)

@@ -16,7 +16,7 @@ class Loss(NamedTuple):
     """What :meth:`Head.loss` returns: the number to minimise, and the terms it is made of.
 
     Every term is reported before its weight and sign: ``entropy`` is subtracted in ``total``. The terms are values for
-    a log. They have no gradient, and are computed when somebody looks. To differentiate one of them, call the head's
+    a log. They have no gradient, and are computed on first access. To differentiate one of them, call the head's
     hooks: ``head.terms(head.logits(rows), target, noise)``.
 
     >>> from dropmax import DropMax
@@ -64,7 +64,7 @@ class RowLosses(NamedTuple):
                 return {name: reduce(rows) for name, rows in self.terms().items()}
 
         total = reduce(self.total)
-        # A compiler drops what nobody uses, and cannot return a promise.
+        # A compiler drops unused values, and cannot return a promise.
         return Loss(total, terms() if torch.compiler.is_compiling() else Terms(self.names, terms))
 
 
@@ -97,7 +97,7 @@ def expected_losses(
 
 
 class Terms(Mapping[str, Tensor]):
-    """A dictionary of terms that is filled when somebody looks at a value.
+    """A dictionary of terms that computes its values on first access.
 
     >>> terms = Terms(("kl",), lambda: {"kl": torch.tensor(2.0)})
     >>> list(terms), terms["kl"]

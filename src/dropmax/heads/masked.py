@@ -155,7 +155,7 @@ class MaskedHead(Head):
         return Rows(target, self.draw_seed(like.device) if noise is None else noise, class_weight, row_weight)
 
     def report(self, found: RowResults, target: Tensor) -> RowLosses:
-        """Return the loss of each row from what the fast form found; the terms, when somebody looks."""
+        """Return the loss of each row from the results of the fast form; its terms are computed on first access."""
         weight = None if self.class_weight is None else self.class_weight.to(found.total.dtype)[target]
         total = found.total
         if weight is not None and not self.label_smoothing:

@@ -1,4 +1,4 @@
-"""The baseline everybody knows."""
+"""The baseline."""
 
 from __future__ import annotations
 

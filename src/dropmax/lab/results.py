@@ -72,7 +72,7 @@ def to_csv(records: Iterable[RunRecord]) -> str:
 
 
 def _row(record: RunRecord) -> dict[str, Any]:
-    """Return a record without what is no single value: the log and the machine's details."""
+    """Return a record without entries that are not single values: the log and the machine's details."""
     whole = record.model_dump(exclude={"last_row", "curve", "recipe"})
     whole["head"] = record.recipe.get("head", {}).get("name")
     whole["epochs"] = record.recipe.get("training", {}).get("epochs")

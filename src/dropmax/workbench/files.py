@@ -18,11 +18,11 @@ __all__ = ["CannotWrite", "check_place", "lock", "make_directory", "parse_json",
 
 
 class CannotWrite(RunError):
-    """The disk is full, or the place may not be written to: nothing the run itself could do about it."""
+    """The disk is full or not writable; the run itself cannot help it."""
 
 
 def check_place(directory: Path) -> None:
-    """Refuse a directory that cannot be made or written to: nobody should learn of it after hours of work.
+    """Refuse a directory that cannot be made or written to, before hours of work.
 
     >>> check_place(Path("new/and/empty"))
     >>> check_place(Path("/dev/null/x"))
@@ -50,7 +50,7 @@ def make_directory(path: Path, what: str = "directory") -> None:
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Write a file so that whoever looks, at any moment, sees the old one or the new one, never a part.
+    """Write a file atomically: readers see the old one or the new one, never a part.
 
     What a process killed in the middle of this left beside the file is removed by the next that writes it.
 
@@ -103,7 +103,7 @@ def _temporary(path: Path) -> tuple[int, str]:
         lock(descriptor)
         if os.fstat(descriptor).st_nlink:
             return descriptor, name
-        os.close(descriptor)  # somebody took it for a leftover, before it was locked
+        os.close(descriptor)  # another process took it for a leftover before it was locked
 
 
 def _remove_leftovers(path: Path) -> None:
@@ -117,7 +117,7 @@ def _remove_leftovers(path: Path) -> None:
             try:
                 is_left = lock(descriptor)
                 if is_left and os.name != "nt":
-                    os.unlink(path.parent / name)  # still locked: nobody can begin to use it
+                    os.unlink(path.parent / name)  # still locked: no process can begin to use it
             finally:
                 os.close(descriptor)
             if is_left and os.name == "nt":  # Windows deletes no open file

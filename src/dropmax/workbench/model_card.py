@@ -163,7 +163,7 @@ def model_card(trained: TrainedModel, found: Measured, *, repository: str, figur
         figure: name of the picture; without one there is a table of the most confused pairs.
     """
     recipe, head = trained.recipe, trained.model.head
-    data = _harmless(Path(recipe.data.name).name)  # of data of one's own, not the path
+    data = _harmless(Path(recipe.data.name).name)  # of the user's own data, not the path
     parts = [
         _header(trained, found, data),
         f"# {recipe.head['name']} on {data}",
@@ -244,7 +244,7 @@ def _confusion(trained: TrainedModel, found: Measured, figure: str | None) -> st
 
 
 def _harmless(name: str) -> str:
-    """Return a name that somebody else chose as one line of Markdown that is nothing but text."""
+    """Return an untrusted name as one line of Markdown that is nothing but text."""
     shown = html.escape(printable(" ".join(name.split())), quote=False)
     return re.sub(r"([\\`*_\[\]|#])", r"\\\1", shown) if re.search(r"[`\[\]|<&]", shown) else shown
 

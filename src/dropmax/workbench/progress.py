@@ -30,7 +30,7 @@ def progress(
 
     Args:
         title: what is being done.
-        total: how many units there are; None where nobody knows.
+        total: how many units there are; None if unknown.
         unit: what is counted. "bytes" are shown as megabytes.
         done: units that were done before.
         seconds: the least time between two lines where there is no terminal; 5 by default.

@@ -123,7 +123,7 @@ def save(figure: Any, path: Path) -> None:
 
 
 def plain(text: str, limit: int = 24) -> str:
-    """Return a name somebody else chose, on one line, cut to ``limit`` characters, and never taken for mathematics.
+    """Return an untrusted name on one line, cut to ``limit`` characters, and never taken for mathematics.
 
     >>> plain("$x$\\nand more of it than fits", limit=12)
     '\\\\$x\\\\$ and mor…'

@@ -81,7 +81,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """A data set, and what its numbers have to be read with.
+    """A data set, and notes on its numbers.
 
     >>> Column("mnist-1k", "MNIST-1K", "released, schedule x0.1").title
     'MNIST-1K'
@@ -190,7 +190,7 @@ def compared(column: dict[tuple[str, str], Cell]) -> dict[tuple[str, str], Cell]
 
 
 def _rows(plan: Plan) -> dict[str, str]:
-    """Return the names to show: the paper's eight where one of its columns was asked for, then everybody's own."""
+    """Return the names to show: the paper's eight where one of its columns was asked for, then the others."""
     asked = {group.variant: group.variant for group in plan.groups}
     if plan.is_study:
         return asked

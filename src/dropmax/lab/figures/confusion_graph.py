@@ -19,7 +19,7 @@ CAPTION = (
     "Classes linked where ρ says they may be confused: the wider the link, the larger the share of test examples "
     "predicted as one of the two for which the other's ρ stands out. It needs no labels."
 )
-#: More links than this, or more classes, and nobody can read it.
+#: More links than this, or more classes, and it cannot be read.
 MOST_LINKS, MOST_CLASSES = 30, 24
 
 

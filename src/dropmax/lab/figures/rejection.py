@@ -1,4 +1,4 @@
-"""Accuracy against rejection: what leaving the least sure answers to somebody else buys."""
+"""Accuracy against rejection: how much accuracy rises when the least sure answers are left out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CAPTION = (
 
 
 def draw(subject: Subject) -> tuple[Any, str]:
-    """Draw accuracy on the rest against the share rejected, a line a head, with a band over seeds."""
+    """Draw accuracy on the rest against the share rejected, one line per head, with a band over seeds."""
     plt = style.pyplot()
     figure, axes = plt.subplots(figsize=(0.66 * style.PAGE, 2.8))
     rejected = np.linspace(0, 0.6, 241)

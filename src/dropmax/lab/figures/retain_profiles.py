@@ -62,7 +62,7 @@ def draw(subject: Subject) -> tuple[Any, str]:
 
 
 def hardest(base: Run, limit: int) -> list[int]:
-    """Return test examples the base model gets wrong, one a class while that lasts, the least likely truth first.
+    """Return test examples the base model gets wrong, one per class while there are any, the least likely truth first.
 
     Among as many classes as there are rows; within the result, in the order of the classes.
     """

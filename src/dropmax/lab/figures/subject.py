@@ -13,7 +13,7 @@ __all__ = ["NotDrawable", "Subject"]
 
 
 class NotDrawable(RunError):
-    """Runs have all that a figure needs, and yet nothing it could show; the message is what it needs."""
+    """The runs meet a figure's needs but hold nothing to show; the message says what is missing."""
 
 
 @dataclass(frozen=True)
