@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Softmax,
         Sparsemax,
         make_head,
+        register_head,
     )
     from dropmax.packed import DropMaxLoss, PackedHead, features_of
 
@@ -55,6 +56,7 @@ __all__ = [
     "features_of",
     "functional",
     "make_head",
+    "register_head",
     "replace_head",
 ]
 

@@ -61,7 +61,7 @@ class Classifier(nn.Module):
 @overload
 def replace_head(
     model: nn.Module,
-    head: str = "dropmax",
+    head: str | type[Head] | Head = "dropmax",
     *,
     packed: Literal[False] = False,
     name: str | None = None,
@@ -73,7 +73,7 @@ def replace_head(
 @overload
 def replace_head(
     model: _Model,
-    head: str = "dropmax",
+    head: str | type[Head] | Head = "dropmax",
     *,
     packed: Literal[True],
     name: str | None = None,
@@ -84,7 +84,7 @@ def replace_head(
 
 def replace_head(
     model: nn.Module,
-    head: str = "dropmax",
+    head: str | type[Head] | Head = "dropmax",
     *,
     packed: bool = False,
     name: str | None = None,
@@ -102,7 +102,7 @@ def replace_head(
 
     Args:
         model: ends in the linear layer, with nothing after it.
-        head: a name in ``dropmax.HEADS``.
+        head: a name (:func:`dropmax.heads.find_head`), a class, or a head that is made already, which goes in as it is.
         packed: for a loop that says ``criterion(model(x), y)``: put a :class:`~dropmax.PackedHead` where the layer was
             and return ``model`` itself. The criterion is then ``DropMaxLoss(model)``.
         name: dotted name of the layer, as in ``model.named_modules()``.
@@ -122,16 +122,9 @@ def replace_head(
     place = _place_of_head(model) if name is None else None
     name = place or name or _find_last_layer(model)
     old = _last_map(model.get_submodule(name)) if place else _linear_named(model, name)
-    options.setdefault("device", old.weight.device)
-    options.setdefault("dtype", old.weight.dtype)
-    new = make_head(head, old.in_features, num_classes or old.out_features, **options)
-    if new.num_classes == old.out_features:
-        with torch.no_grad():
-            new.classifier.weight.copy_(old.weight)
-            if old.bias is None:
-                new.classifier.bias.zero_()
-            else:
-                new.classifier.bias.copy_(old.bias)
+    new = (
+        _fitting(head, old, num_classes, options) if isinstance(head, Head) else _made(head, old, num_classes, options)
+    )
     if isinstance(model, Classifier) and name == "head" and not packed:
         return Classifier(model.net, new)
     parent, _, attribute = name.rpartition(".")
@@ -153,6 +146,30 @@ def _place_of_head(model: nn.Module) -> str | None:
 
 def _last_map(module: nn.Module) -> nn.Linear:
     return (module.head if isinstance(module, PackedHead) else cast(Head, module)).classifier
+
+
+def _made(head: str | type[Head], old: nn.Linear, num_classes: int | None, options: dict[str, Any]) -> Head:
+    """Make a head in the place of a layer, with its weights where it has as many classes."""
+    options = {"device": old.weight.device, "dtype": old.weight.dtype, **options}
+    new = make_head(head, old.in_features, num_classes or old.out_features, **options)
+    if new.num_classes == old.out_features:
+        with torch.no_grad():
+            new.classifier.weight.copy_(old.weight)
+            if old.bias is None:
+                new.classifier.bias.zero_()
+            else:
+                new.classifier.bias.copy_(old.bias)
+    return new
+
+
+def _fitting(head: Head, old: nn.Linear, num_classes: int | None, options: dict[str, Any]) -> Head:
+    """Return a head that was made already, if it fits in the place of a layer."""
+    if options or num_classes not in (None, head.num_classes):
+        given = ", ".join([*options, *["num_classes"] * (num_classes is not None)])
+        raise InvalidValue(f"{head!r} is made already: leave out {given}, or pass its class")
+    if head.in_features != old.in_features:
+        raise InvalidValue(f"{head!r} does not fit: the layer it would replace takes {old.in_features} features")
+    return head
 
 
 def _find_last_layer(model: nn.Module) -> str:

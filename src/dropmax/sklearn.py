@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from dropmax.checks import NotFinite, check_choice, check_count, check_positive, check_probability, check_weight
 from dropmax.classifier import Classifier
 from dropmax.errors import InvalidType, InvalidValue, MissingDependency, RunError
-from dropmax.heads import MODES, find_head, make_head
+from dropmax.heads import MODES, Head, find_head, make_head
 from dropmax.sklearn_rows import (
     Examples,
     blocks,
@@ -72,7 +72,7 @@ class DropMaxClassifier(ConformalMixin, ClassifierMixin, BaseEstimator):  # type
 
     Args:
         hidden_layer_sizes: units of each hidden layer, relu after each; ``()`` makes a linear classifier.
-        head: a name (:func:`dropmax.heads.find_head`).
+        head: a name (:func:`dropmax.heads.find_head`), or a class of yours that derives from ``dropmax.Head``.
         head_options: options of the head.
         network: in place of the perceptron, a function from the number of features to an ``nn.Module`` that maps
             ``(N, n_features)`` to feature vectors ``(N, d)``.
@@ -118,7 +118,7 @@ class DropMaxClassifier(ConformalMixin, ClassifierMixin, BaseEstimator):  # type
         self,
         hidden_layer_sizes: int | Sequence[int] = (512,),
         *,
-        head: str = "dropmax",
+        head: str | type[Head] = "dropmax",
         head_options: Mapping[str, Any] | None = None,
         network: Callable[[int], nn.Module] | None = None,
         class_weight: Mapping[Any, float] | str | None = None,

@@ -314,19 +314,19 @@ def test_a_network_in_a_file_works_without_pythonpath(tmp_path: Path, dropmax: R
     done = dropmax("train", "trees.csv", "--network", "./mynet.py:Net", "--epochs", 1, "--out", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     advice = done.stdout.strip().rpartition("Next: ")[2]
-    assert advice == "dropmax evaluate run --trust-network"
+    assert advice == "dropmax evaluate run --trust-code"
     import sys
 
-    for name in [name for name in sys.modules if name.startswith("dropmax_network_mynet")]:
+    for name in [name for name in sys.modules if name.startswith("dropmax_file_mynet")]:
         del sys.modules[name]
     assert "would import the network" in dropmax("evaluate", "run", cwd=tmp_path).stderr
     (tmp_path / "elsewhere").mkdir()
-    there = dropmax("evaluate", "../run", "--trust-network", cwd=tmp_path / "elsewhere")
+    there = dropmax("evaluate", "../run", "--trust-code", cwd=tmp_path / "elsewhere")
     assert there.returncode == 0, there.stderr
-    for name in [name for name in sys.modules if name.startswith("dropmax_network_mynet")]:
+    for name in [name for name in sys.modules if name.startswith("dropmax_file_mynet")]:
         del sys.modules[name]
     (tmp_path / "mynet.py").unlink()
-    gone = dropmax("evaluate", "run", "--trust-network", cwd=tmp_path)
+    gone = dropmax("evaluate", "run", "--trust-code", cwd=tmp_path)
     assert gone.returncode == 2
     assert f"there is no file {tmp_path / 'mynet.py'}" in gone.stderr
 

@@ -57,7 +57,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    commands = (tmp_path / "site/commands/index.html").read_text(encoding="utf-8")
+    commands = (tmp_path / "site/commands.html").read_text(encoding="utf-8")
     assert "dropmax reproduce" in commands
     for page in (tmp_path / "site").rglob("*.html"):
         outside = re.findall(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=\"(https?:)?//", page.read_text("utf-8"))

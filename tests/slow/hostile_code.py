@@ -254,7 +254,7 @@ def _import(call: Callable[[Ground, Path], object], ground: Ground) -> str:
     sys.path.insert(0, str(ground.folder / "modules"))
     try:
         # The same file, trusted, must load and leave the mark: or the refusal below refuses nothing.
-        load_model(run, trust_network=True)
+        load_model(run, trust_code=True)
         if not ground.mark.exists():
             pytest.fail("the module is not armed")
         ground.mark.unlink()

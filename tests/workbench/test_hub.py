@@ -211,11 +211,11 @@ def test_from_a_repository(saved: Path, tmp_path: Path, monkeypatch: pytest.Monk
     about["recipe"]["network"] = {"name": "spy:Network"}
     tensors = safetensors.torch.load_file(saved / "model.safetensors")
     safetensors.torch.save_file(tensors, tmp_path / "model.safetensors", metadata={"dropmax": json.dumps(about)})
-    with pytest.raises(RunError, match=r"would import the network 'spy:.*pass trust_network=True"):
+    with pytest.raises(RunError, match=r"would import the network 'spy:.*pass trust_code=True"):
         from_pretrained("me/foreign")
     assert not (tmp_path / "ran").exists()
     with pytest.raises(DropMaxError):
-        from_pretrained("me/foreign", trust_network=True)
+        from_pretrained("me/foreign", trust_code=True)
     assert (tmp_path / "ran").exists(), "the refusal above refused nothing"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dropmax.errors import InvalidValue, RunError
+from dropmax.imports import check_import
 from dropmax.workbench.networks import registry
 from dropmax.workbench.training import load_model, train
 from tests.slow.hostile import Ground, command
@@ -30,7 +31,7 @@ def test_a_foreign_network_loads_once_it_is_imported_or_trusted(foreign: Path, t
     ):
         load_model(foreign)
     assert not (tmp_path / "mark").exists()
-    assert load_model(foreign, trust_network=True).classes == ("a", "b")
+    assert load_model(foreign, trust_code=True).classes == ("a", "b")
     assert (tmp_path / "mark").exists()
     assert load_model(foreign).classes == ("a", "b")  # by now the program has imported it
 
@@ -58,10 +59,10 @@ def test_a_recipe_of_the_users_own_is_his_word(foreign: Path, tmp_path: Path) ->
 
 def test_networks_of_our_own_never_need_trust() -> None:
     for name in registry.NETWORKS:
-        registry.check_import(name, "a file", trust_network=False)
+        check_import("network", name, "a file", trust_code=False)
     with pytest.raises(RunError, match="would import the network 'nowhere:Net'"):
-        registry.check_import("nowhere:Net", "a file", trust_network=False)
-    registry.check_import("torch.nn:Flatten", "a file", trust_network=False)  # imported already
+        check_import("network", "nowhere:Net", "a file", trust_code=False)
+    check_import("network", "torch.nn:Flatten", "a file", trust_code=False)  # imported already
 
 
 def test_a_small_file_cannot_ask_for_a_large_network(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from dropmax.cli.options import (
     LabelColumn,
     MovedData,
     Threads,
-    TrustNetwork,
+    TrustCode,
     use_threads,
 )
 from dropmax.errors import DataError, InvalidValue
@@ -41,7 +41,7 @@ def calibrate(
     data_dir: DataDir = None,
     device: Device = None,
     threads: Threads = 0,
-    trust_network: TrustNetwork = False,
+    trust_code: TrustCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Fit temperatures and prediction sets on held-out rows, and store them with the model.
@@ -57,7 +57,7 @@ def calibrate(
     from dropmax.workbench.training.trained import write_model
 
     use_threads(threads)
-    trained = load_model(run, device=device or "cpu", trust_network=trust_network)
+    trained = load_model(run, device=device or "cpu", trust_code=trust_code)
     if new is None:
         rows = load_data(trained.recipe, data_dir, run=run, data=data).validation
         source = f"held-out rows of {Path(trained.recipe.data.name).name}"

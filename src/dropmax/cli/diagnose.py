@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dropmax.cli.options import AsJson, DataDir, MovedData, Threads, TrustNetwork, use_threads
+from dropmax.cli.options import AsJson, DataDir, MovedData, Threads, TrustCode, use_threads
 from dropmax.workbench.terminal import console as wide_console
 from dropmax.workbench.terminal import printable
 
@@ -20,7 +20,7 @@ def diagnose(
     seed: Annotated[int, typer.Option(help="Of every random draw.")] = 0,
     data_dir: DataDir = None,
     threads: Threads = 0,
-    trust_network: TrustNetwork = False,
+    trust_code: TrustCode = False,
     data: MovedData = None,
     as_json: AsJson = False,
 ) -> None:
@@ -36,7 +36,7 @@ def diagnose(
     use_threads(threads)
     pyplot()  # say that matplotlib is missing before the work, not after it
     place = RunDirectory.open(run).path
-    trained = load_model(place, trust_network=trust_network)
+    trained = load_model(place, trust_code=trust_code)
     test = load_data(trained.recipe, data_dir, run=run, data=data).test
     chosen = Split(test.inputs[:examples], test.labels[:examples], test.crop)
     found = measure(trained.model, trained.batches(chosen), seed=seed)

@@ -34,7 +34,7 @@ def embed(
     split_column: Annotated[
         str | None, typer.Option(help="Column of train, validation or test.", show_default=False)
     ] = None,
-    trust_network: Annotated[
+    trust_code: Annotated[
         bool, typer.Option("--trust-network", help="Import package.module of --with. Importing runs that code.")
     ] = False,
     threads: Threads = 0,
@@ -51,7 +51,7 @@ def embed(
 
     use_threads(threads)
     found = find_source(source, text=text, label=label, id_column=id_column, split_column=split_column)
-    done = run(found, load_backbone(backbone, found.kind, trust=trust_network), out)
+    done = run(found, load_backbone(backbone, found.kind, trust=trust_code), out)
     if as_json:
         print(json.dumps({"out": str(done.path), "rows": done.rows, "unreadable": done.unreadable}))
         return

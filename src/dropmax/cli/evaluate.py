@@ -19,7 +19,7 @@ from dropmax.cli.options import (
     MovedData,
     Samples,
     Threads,
-    TrustNetwork,
+    TrustCode,
     tell,
     use_threads,
 )
@@ -67,7 +67,7 @@ def evaluate(
     data_dir: DataDir = None,
     device: Device = None,
     threads: Threads = 0,
-    trust_network: TrustNetwork = False,
+    trust_code: TrustCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure error, NLL, Brier, calibration, rejection and prediction sets of a trained model."""
@@ -87,7 +87,7 @@ def evaluate(
     from dropmax.workbench.training import load_data, load_model
 
     use_threads(threads)
-    trained = load_model(run, device=device or "cpu", trust_network=trust_network)
+    trained = load_model(run, device=device or "cpu", trust_code=trust_code)
     unlike = None if outside is None else _read_outside(trained, outside)
     if new is not None:
         rows, what = read_new(trained, new, data_dir, label_column, id_column), f"examples of {new}"

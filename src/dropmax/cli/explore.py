@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dropmax.cli.options import DataDir, MovedData, TrustNetwork, use_threads
+from dropmax.cli.options import DataDir, MovedData, TrustCode, use_threads
 from dropmax.errors import MissingDependency
 
 
@@ -27,7 +27,7 @@ def explore(
         int,
         typer.Option(help="CPU threads; by default torch's choice at the start, and one per answer.", min=0),
     ] = 0,
-    trust_network: TrustNetwork = False,
+    trust_code: TrustCode = False,
 ) -> None:
     """Look at a trained model, or at two side by side, in the browser: test examples, your own images, a class map."""
     try:
@@ -42,7 +42,7 @@ def explore(
     use_threads(threads)
     with server.bind(host, port) as bound:  # a port that is taken should be known before the model is measured
         explorer = Explorer.open(
-            run, beside=beside, data_dir=data_dir, moved=data, device=device, trust_network=trust_network
+            run, beside=beside, data_dir=data_dir, moved=data, device=device, trust_code=trust_code
         )
         # One image at a time is too little to share: on a busy machine two threads wait longer than one works.
         use_threads(threads or 1)

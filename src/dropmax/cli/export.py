@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dropmax.cli.options import AsJson, DataDir, Threads, TrustNetwork, use_threads
+from dropmax.cli.options import AsJson, DataDir, Threads, TrustCode, use_threads
 from dropmax.errors import InvalidValue
 
 FORMATS = ("onnx", "torch-export", "safetensors", "hub")
@@ -27,7 +27,7 @@ def export(
     private: Annotated[bool, typer.Option("--private", help="Make a repository that --push creates private.")] = False,
     data_dir: DataDir = None,
     threads: Threads = 0,
-    trust_network: TrustNetwork = False,
+    trust_code: TrustCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a trained model as a file to serve without dropmax, or as a model repository with a card."""
@@ -46,19 +46,15 @@ def export(
 
         report = {"run": str(run), "format": form}
         if out is not None:
-            report["directory"] = str(
-                save_pretrained(run, out, data_dir=data_dir, force=force, trust_network=trust_network)
-            )
+            report["directory"] = str(save_pretrained(run, out, data_dir=data_dir, force=force, trust_code=trust_code))
         if push is not None:
-            report["url"] = push_to_hub(
-                out or run, push, data_dir=data_dir, private=private, trust_network=trust_network
-            )
+            report["url"] = push_to_hub(out or run, push, data_dir=data_dir, private=private, trust_code=trust_code)
         print(json.dumps(report) if as_json else "\n".join(f"The model is in {v}" for v in list(report.values())[2:]))
         return
     from dropmax.workbench.export import export as write
 
     assert out is not None
-    found = {"run": str(run), **write(run, out, format=form, force=force, trust_network=trust_network)}
+    found = {"run": str(run), **write(run, out, format=form, force=force, trust_code=trust_code)}
     if as_json:
         print(json.dumps(found))
         return

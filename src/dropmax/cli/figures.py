@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dropmax.cli.options import DataDir, MovedData, Threads, TrustNetwork, use_threads
+from dropmax.cli.options import DataDir, MovedData, Threads, TrustCode, use_threads
 from dropmax.workbench.terminal import console, printable
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def figures(
     data: MovedData = None,
     data_dir: DataDir = None,
     threads: Threads = 0,
-    trust_network: TrustNetwork = False,
+    trust_code: TrustCode = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Draw every figure of the paper, and some more, that these runs allow."""
@@ -47,7 +47,7 @@ def figures(
         return
     use_threads(threads)
     width = max(map(len, FIGURES))
-    loaded = load_runs(runs or [], data_dir, data=data, trust_network=trust_network)
+    loaded = load_runs(runs or [], data_dir, data=data, trust_code=trust_code)
     made = make_figures(
         loaded,
         out,

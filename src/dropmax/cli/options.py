@@ -44,11 +44,13 @@ Device = Annotated[
         help="cpu, cuda, cuda:1, ...; a GPU where there is one by default.", show_default=False, metavar="NAME"
     ),
 ]
-TrustNetwork = Annotated[
+TrustCode = Annotated[
     bool,
     typer.Option(
+        "--trust-code",
         "--trust-network",
-        help="Import the network a model names as package.module:Class or file.py:Class. Importing runs that code.",
+        "--trust-head",
+        help="Import the network and head a model names as package.module:Class or file.py:Class. This runs that code.",
     ),
 ]
 Threads = Annotated[int, typer.Option(help="CPU threads; 0 lets torch choose.", min=0, metavar="N")]
@@ -99,12 +101,3 @@ def command(*arguments: object) -> str:
     else:
         program = [called]
     return shlex.join([*program, *map(str, arguments)])
-
-
-def trust(network: object) -> list[str]:
-    """Return the option that a command needs where a model's network is imported.
-
-    >>> trust("lenet"), trust("mine.nets:Wide")
-    ([], ['--trust-network'])
-    """
-    return ["--trust-network"] if ":" in str(network) else []

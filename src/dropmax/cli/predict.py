@@ -21,7 +21,7 @@ from dropmax.cli.options import (
     Mode,
     Samples,
     Threads,
-    TrustNetwork,
+    TrustCode,
     tell,
     use_threads,
 )
@@ -70,7 +70,7 @@ def predict(
     id_column: IdColumn = None,
     device: Device = None,
     threads: Threads = 0,
-    trust_network: TrustNetwork = False,
+    trust_code: TrustCode = False,
 ) -> None:
     """Say what things are, how sure that is, and what they may be confused with.
 
@@ -96,7 +96,7 @@ def predict(
     from dropmax.workbench.training import load_model
 
     use_threads(threads)
-    trained = load_model(run, device=device or "cpu", trust_network=trust_network)
+    trained = load_model(run, device=device or "cpu", trust_code=trust_code)
     if coverage is not None and trained.calibration is None:
         raise RunError(
             f"{run} has not been calibrated, so no coverage can be promised: run `dropmax calibrate {run}`, with "

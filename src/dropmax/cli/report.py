@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dropmax.cli.options import AsJson, DataDir, MovedData, Threads, TrustNetwork, use_threads
+from dropmax.cli.options import AsJson, DataDir, MovedData, Threads, TrustCode, use_threads
 from dropmax.errors import RunError
 
 
@@ -20,7 +20,7 @@ def report(
     data: MovedData = None,
     data_dir: DataDir = None,
     threads: Threads = 0,
-    trust_network: TrustNetwork = False,
+    trust_code: TrustCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Write what runs found into one HTML file: numbers, curves, calibration, confusions, the hardest examples."""
@@ -41,7 +41,7 @@ def report(
         _report_study(runs, out, as_json)
         return
     use_threads(threads)
-    loaded = load_runs(runs, data_dir, data=data, trust_network=trust_network)
+    loaded = load_runs(runs, data_dir, data=data, trust_code=trust_code)
     page = make_report(loaded, shlex.join(["dropmax", *sys.argv[1:]]))
     write_atomically(out, page)
     if as_json:

@@ -35,7 +35,9 @@ def reproduce(
     recipe: Annotated[
         str | None, typer.Option(help="paper, released, or a recipe file (.toml).", show_default=False)
     ] = None,
-    heads: Annotated[str, typer.Option(help="all, or names separated by commas.")] = "all",
+    heads: Annotated[
+        str, typer.Option(help="all, or names with commas; your own are package.module:Class or ./file.py:Class.")
+    ] = "all",
     runs: Annotated[int | None, typer.Option(help="Seeds for each cell; 5 by default.", show_default=False)] = None,
     tune: Annotated[bool, typer.Option(help="Search each head's grid on the hold-out set first.")] = True,
     search: Annotated[
@@ -79,7 +81,10 @@ def reproduce(
     trust_code: Annotated[
         bool,
         typer.Option(
-            "--trust-code", help="Import what a --study file names as package.module:name. Importing runs that code."
+            "--trust-code",
+            "--trust-head",
+            "--trust-network",
+            help="Import what a --study file names as package.module:name. Importing runs that code.",
         ),
     ] = False,
     as_json: AsJson = False,

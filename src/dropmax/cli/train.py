@@ -16,13 +16,13 @@ from dropmax.cli.options import (
     IdColumn,
     LabelColumn,
     Threads,
-    TrustNetwork,
+    TrustCode,
     command,
     tell,
-    trust,
     use_threads,
 )
 from dropmax.errors import InvalidValue
+from dropmax.imports import plain_name
 from dropmax.workbench.recipes import Recipe, load_recipe, parse_override, recipe_for
 from dropmax.workbench.terminal import printable
 
@@ -61,7 +61,12 @@ def train(
         str | None, typer.Option(help="paper, released, or a recipe file of yours (.toml).", metavar="NAME")
     ] = None,
     head: Annotated[
-        str | None, typer.Option(help=f"{', '.join(HEAD_NAMES[:-1])} or dropmax, the default.", metavar="NAME")
+        str | None,
+        typer.Option(
+            help=f"dropmax by default, {', '.join(HEAD_NAMES[:-1])}, or your own: package.module:Class, "
+            "./file.py:Class.",
+            metavar="NAME",
+        ),
     ] = None,
     network: Annotated[
         str | None,
@@ -98,7 +103,7 @@ def train(
     data_dir: DataDir = None,
     device: Device = None,
     threads: Threads = 0,
-    trust_network: TrustNetwork = False,
+    trust_code: TrustCode = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an old run in the run directory.")] = False,
     log: Annotated[
         list[str] | None,
@@ -140,14 +145,12 @@ def train(
         if moved is not None:
             raise InvalidValue(f"--data goes with --resume; name the data to train on as DATA: dropmax train {moved}")
         values: dict[str, Any] = {**own, "head.name": head, "training.seed": seed, "training.epochs": epochs}
-        values |= {"network.name": _located(network), "head.class_weight": _weights(class_weight)}
+        values |= {"network.name": network, "head.class_weight": _weights(class_weight)}
         values["training.calibrate"] = False if no_calibrate else None
         overrides = dict(parse_override(text) for text in settings or [])
         overrides |= {name: value for name, value in values.items() if value is not None}
-        if isinstance(overrides.get("network.name"), str):
-            overrides["network.name"] = _located(overrides["network.name"])
         chosen = _choose(data, recipe, overrides, features=backbone is not None)
-        _import_backbone(backbone, trust_network)
+        _import_backbone(backbone, trust_code)
     from dropmax.workbench import training
     from dropmax.workbench.training.callbacks import make_callbacks
     from dropmax.workbench.training.source import move_data
@@ -162,17 +165,18 @@ def train(
         if epochs is not None:
             _tell_rates(opened, epochs)
         run = training.resume(
-            resume, epochs=epochs, data_dir=data_dir, device=device, callbacks=callbacks, trust_network=trust_network
+            resume, epochs=epochs, data_dir=data_dir, device=device, callbacks=callbacks, trust_code=trust_code
         )
     else:
-        place = out or Path("runs") / f"{Path(chosen.data.name).stem}-{chosen.head['name']}-{chosen.training.seed}"
+        names = Path(chosen.data.name).stem, plain_name(chosen.head["name"]), str(chosen.training.seed)
+        place = out or Path("runs") / "-".join(names)
         run = training.train(chosen, place, data_dir=data_dir, device=device, force=force, callbacks=callbacks)
     _report(run.path, run.metrics(), run.recipe(), as_json)
 
 
-def _import_backbone(name: str | None, trust_network: bool) -> None:
+def _import_backbone(name: str | None, trust_code: bool) -> None:
     """Import the module of a backbone of one's own: the consent lasts for this command."""
-    if name is not None and trust_network and ":" in name and name.partition(":")[0] not in ("timm", "hf"):
+    if name is not None and trust_code and ":" in name and name.partition(":")[0] not in ("timm", "hf"):
         from dropmax.workbench.backbones import load_backbone
 
         load_backbone(name, trust=True)
@@ -201,12 +205,6 @@ def _tell_rates(run: RunDirectory, epochs: int) -> None:
     )
 
 
-def _located(network: str | None) -> str | None:
-    """Make the path of a network's file absolute: the run must find it again from any directory."""
-    file, colon, name = (network or "").rpartition(":")
-    return f"{Path(file).expanduser().absolute()}:{name}" if colon and file.endswith(".py") else network
-
-
 def _weights(text: str | None) -> str | list[float] | None:
     if text is None or text == "balanced":
         return text
@@ -220,7 +218,7 @@ def _report(path: Path, rows: list[dict[str, Any]], recipe: Recipe, as_json: boo
     from dropmax.workbench.training import load_model
 
     last = rows[-1]
-    calibration = load_model(path, trust_network=True).calibration  # trained a moment ago
+    calibration = load_model(path, trust_code=True).calibration  # trained a moment ago
     if as_json:
         print(json.dumps({"run": str(path), **last, "calibration": calibration and calibration.summary()}))
         return
@@ -235,4 +233,6 @@ def _report(path: Path, rows: list[dict[str, Any]], recipe: Recipe, as_json: boo
     else:
         why = "no rows were held out" if recipe.training.calibrate else "as asked"
         print(printable(f"Not calibrated: {why}. Later: {command('calibrate', path, 'DATA')}"))
-    print(printable(f"The run is in {path}. Next: {command('evaluate', path, *trust(recipe.network['name']))}"))
+    print(
+        printable(f"The run is in {path}. Next: {command('evaluate', path, *['--trust-code'] * recipe.imports_code)}")
+    )

@@ -27,6 +27,7 @@ from dropmax.errors import InvalidType, InvalidValue
 from dropmax.functional import _wide, cross_entropy
 from dropmax.heads.loss import REDUCTIONS, Loss, RowLosses, expected_losses
 from dropmax.heads.options import option_defaults, option_names, unknown_option
+from dropmax.imports import import_name
 from dropmax.linear import Partition, make_map
 from dropmax.noise import draw_seed, uniform
 from dropmax.topk import MODES, TopK, topk
@@ -70,7 +71,7 @@ class Head(nn.Module):
     do.
     """
 
-    #: The name in :data:`dropmax.HEADS`.
+    #: The name it is made by; a class that gives none has its own, ``"Focal"``.
     name: ClassVar[str]
 
     #: Which of the paper's parameter groups each linear map is: an attribute of the head, made by the constructor.
@@ -120,6 +121,8 @@ class Head(nn.Module):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         own = vars(cls)
+        if "name" not in own:
+            cls.name = cls.__name__
         if "loss" in own and "packable" not in own:
             cls.packable = False
         if ("terms" in own or "logits" in own) and "fused" not in own:
@@ -406,7 +409,14 @@ class Head(nn.Module):
         options = {k: getattr(self, k) for k in option_names(type(self))}
         if self.class_weight is not None:
             options["class_weight"] = self.class_weight.tolist()
-        return {"name": self.name, "in_features": self.in_features, "num_classes": self.num_classes, **options}
+        return {"name": self._own_name(), "in_features": self.in_features, "num_classes": self.num_classes, **options}
+
+    def _own_name(self) -> str:
+        """Return the name by which this class is found: its own, or where to import it."""
+        from dropmax.heads.registry import ABLATIONS, FURTHER, HEADS
+
+        known = any(heads.get(self.name) is type(self) for heads in (HEADS, FURTHER, ABLATIONS))
+        return self.name if known else import_name(type(self)) or self.name
 
     def extra_repr(self) -> str:
         """Show the options that differ from their defaults."""

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from dropmax.errors import InvalidType, InvalidValue, MissingDependency, did_you_mean
+from dropmax.imports import load_module
 
 __all__ = ["BACKBONES", "Backbone", "Origin", "load_backbone", "reload_backbone"]
 
@@ -319,10 +320,7 @@ def _function(name: str, kind: str, trust: bool) -> Backbone:
         raise InvalidValue(
             f"--with {name} imports {module_name}, which runs its code: if you trust it, add --trust-network"
         )
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        raise InvalidValue(f"backbone {name!r}: importing {module_name} failed: {_first_line(error)}") from error
+    module = load_module("backbone", name)
     function = getattr(module, function_name, None)
     if not callable(function):
         hint = did_you_mean(function_name, vars(module))

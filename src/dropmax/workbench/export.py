@@ -119,7 +119,7 @@ def export(
     *,
     format: str = "onnx",
     force: bool = False,
-    trust_network: bool = False,
+    trust_code: bool = False,
 ) -> dict[str, Any]:
     """Write a trained model to one file for serving, and return what was found out about it.
 
@@ -132,7 +132,7 @@ def export(
         out: the file to write.
         format: ``"onnx"`` (needs the extra ``export``), ``"torch-export"`` or ``"safetensors"``.
         force: whether a file that is there already may be replaced.
-        trust_network: as for :func:`~dropmax.workbench.training.load_model`.
+        trust_code: as for :func:`~dropmax.workbench.training.load_model`.
 
     >>> export("no-such-run", "model.bin", format="pickle")
     Traceback (most recent call last):
@@ -143,7 +143,7 @@ def export(
     refuse_to_overwrite(path, force)
     for package in ("onnx", "onnxscript", "onnxruntime") if format == "onnx" else ():
         optional(package, "export", "exporting to ONNX")  # before the work, not after it
-    trained = _trained(run, trust_network)
+    trained = _trained(run, trust_code)
     about = metadata(trained)
     difference = 0.0
     with progress(f"exporting to {format}", 3, "stages") as advance:
@@ -166,11 +166,11 @@ def export(
     return {"file": str(path), "format": format, "bytes": len(content), "largest_difference": difference}
 
 
-def _trained(run: Any, trust_network: bool) -> TrainedModel:
+def _trained(run: Any, trust_code: bool) -> TrainedModel:
     if isinstance(run, TrainedModel):
         return run
     if isinstance(run, (str, Path)):
-        return load_model(run, trust_network=trust_network)
+        return load_model(run, trust_code=trust_code)
     kind = type(run).__name__
     hint = (
         "a network alone does not say how its inputs are normalised or what its classes are called. Build a "

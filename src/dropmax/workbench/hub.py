@@ -34,7 +34,7 @@ def save_pretrained(
     data_dir: Path | str | None = None,
     repository: str | None = None,
     force: bool = False,
-    trust_network: bool = False,
+    trust_code: bool = False,
 ) -> Path:
     """Write a trained model with its card into a directory, and return the directory.
 
@@ -47,7 +47,7 @@ def save_pretrained(
         data_dir: where data sets are, as for ``dropmax evaluate``.
         repository: the name to show in the card for loading the model; that of the directory by default.
         force: whether files of an earlier call may be replaced; no others ever are.
-        trust_network: as for :func:`~dropmax.workbench.training.load_model`.
+        trust_code: as for :func:`~dropmax.workbench.training.load_model`.
 
     >>> import tempfile
     >>> from dropmax.workbench.recipes import load_recipe
@@ -62,7 +62,7 @@ def save_pretrained(
     """
     place = Path(directory)
     _make_place(place, force)
-    trained, run = _load(model, trust_network)
+    trained, run = _load(model, trust_code)
     found = measure(trained, run, data_dir)
     # Everything is made beside its place first, so that a failure leaves no half of a model there.
     with tempfile.TemporaryDirectory(prefix="dropmax-") as scratch:
@@ -87,7 +87,7 @@ def from_pretrained(
     revision: str | None = None,
     token: str | None = None,
     device: torch.device | str = "cpu",
-    trust_network: bool = False,
+    trust_code: bool = False,
 ) -> TrainedModel:
     """Load a trained model from a directory, or download it from a repository ``owner/name``.
 
@@ -96,7 +96,7 @@ def from_pretrained(
         revision: branch, tag or commit of the repository.
         token: of a private repository; huggingface_hub looks for a saved one by default.
         device: where to put the model.
-        trust_network: a model whose network is a class outside dropmax (``package.module:ClassName``) has that module
+        trust_code: a model whose network is a class outside dropmax (``package.module:ClassName``) has that module
             imported, which is refused unless your program imported it before or you say that you trust it.
 
     >>> from_pretrained("no such place")  # doctest: +ELLIPSIS
@@ -104,7 +104,7 @@ def from_pretrained(
     dropmax.errors.RunError: there is no directory or file 'no such place', and it is not a repository 'owner/name': ...
     """
     if Path(name).exists():
-        return load_model(name, device=device, trust_network=trust_network)
+        return load_model(name, device=device, trust_code=trust_code)
     if not _REPOSITORY.fullmatch(str(name)):
         raise RunError(
             f"there is no directory or file {str(name)!r}, and it is not a repository 'owner/name': nothing to load"
@@ -114,7 +114,7 @@ def from_pretrained(
         file = hub.hf_hub_download(str(name), "model.safetensors", revision=revision, token=token)
     except Exception as error:  # a dozen classes of it, each of which means that there is no file
         raise RunError(f"cannot download model.safetensors of {name}: {_first_line(error)}") from error
-    return load_model(file, device=device, trust_network=trust_network)
+    return load_model(file, device=device, trust_code=trust_code)
 
 
 def push_to_hub(
@@ -126,7 +126,7 @@ def push_to_hub(
     token: str | None = None,
     message: str = "Upload a model trained with dropmax",
     api: Any = None,
-    trust_network: bool = False,
+    trust_code: bool = False,
 ) -> str:
     """Upload a trained model with its card to the repository ``owner/name``, made if need be; return its address.
 
@@ -141,7 +141,7 @@ def push_to_hub(
         token: with permission to write; huggingface_hub looks for a saved one by default.
         message: of the commit.
         api: a ``huggingface_hub.HfApi`` of your own, for another endpoint.
-        trust_network: as for :func:`~dropmax.workbench.training.load_model`.
+        trust_code: as for :func:`~dropmax.workbench.training.load_model`.
     """
     if not _REPOSITORY.fullmatch(repository):
         raise InvalidValue(f"a repository is named owner/name, got {repository!r}")
@@ -154,7 +154,7 @@ def push_to_hub(
         else:
             scratch = tempfile.mkdtemp(prefix="dropmax-")
             folder = save_pretrained(
-                model, Path(scratch) / "model", data_dir=data_dir, repository=repository, trust_network=trust_network
+                model, Path(scratch) / "model", data_dir=data_dir, repository=repository, trust_code=trust_code
             )
         try:
             url = api.create_repo(repository, private=private, exist_ok=True)
@@ -169,12 +169,12 @@ def push_to_hub(
     return str(url)
 
 
-def _load(model: TrainedModel | Path | str, trust_network: bool) -> tuple[TrainedModel, Path | None]:
+def _load(model: TrainedModel | Path | str, trust_code: bool) -> tuple[TrainedModel, Path | None]:
     """Return the model, and the run directory it came from, if it did."""
     if isinstance(model, TrainedModel):
         return model, None
     path = Path(model)
-    return load_model(path, trust_network=trust_network), path if path.is_dir() else path.parent
+    return load_model(path, trust_code=trust_code), path if path.is_dir() else path.parent
 
 
 def _make_place(place: Path, force: bool) -> None:

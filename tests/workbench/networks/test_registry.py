@@ -196,7 +196,12 @@ def test_users_class_that_takes_any_option_gets_them_all(user: str) -> None:
         ("{}:Declare", {}, InvalidValue, "has no 'Declare'; did you mean 'Declares'"),
         ("{}:Zzzzz", {}, InvalidValue, "has no 'Zzzzz'; check the name"),
         ("{}:function", {}, InvalidType, "must be a class deriving from torch.nn.Module, got <function"),
-        ("{}_broken:Net", {}, InvalidValue, r"_broken failed \(ZeroDivisionError: division by zero\)"),
+        (
+            "{}_broken:Net",
+            {},
+            InvalidValue,
+            r"_broken.py, line 1: ZeroDivisionError: division by zero\)",
+        ),
         ("{}_needs:Net", {}, InvalidValue, "no module 'a_package_that_is_not_there'; .*_needs imports it"),
         ("{}:Silent", {}, InvalidValue, "needs the option channels"),
         ("{}:Silent", {"chanels": 1}, InvalidValue, "unknown option .* 'chanels': did you mean 'channels'"),

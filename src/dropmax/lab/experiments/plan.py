@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dropmax.errors import InvalidValue, check_choice
+from dropmax.imports import plain_name
 from dropmax.lab.experiments.columns import check_code, column_name, resolve
 from dropmax.lab.experiments.paper import ROWS
 from dropmax.workbench.recipes import Recipe, recipe_from_dict
@@ -218,7 +219,7 @@ def table_group(recipe_name: str, head: str, recipe: Recipe, search: str | bool,
     """Return the cell of a head; its column is named after the data that is run, whatever was overridden."""
     column = column_name(recipe.data.name)
     points = grid_points(search_grid(column, head, recipe, str(search), overrides)) if search else ()
-    return Group(column, recipe_name, head.replace(":", "."), recipe, points)
+    return Group(column, recipe_name, plain_name(head), recipe.findable(), points)
 
 
 def search_grid(data: str, head: str, recipe: Recipe, search: str, fixed: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -273,13 +274,12 @@ def shortened(recipe: Recipe, schedule_scale: float, train_size: int) -> Recipe:
 
 def check_heads(heads: Sequence[str] | None) -> list[str]:
     """Return the heads named, those of the paper's table first and in its order; the paper's eight for None."""
-    from dropmax.heads import FURTHER, HEADS
+    from dropmax.heads import FURTHER, HEADS, find_head
 
     if heads is None:
         return list(ROWS)
     for head in heads:
-        if ":" not in head:
-            check_choice("head", head, (*HEADS, *FURTHER), "or all, or your own as package.module:Class")
+        find_head(head)
     return sorted(dict.fromkeys(heads), key=[*HEADS, *FURTHER, *heads].index)
 
 

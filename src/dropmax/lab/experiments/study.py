@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from dropmax.errors import InvalidType, InvalidValue, unknown
+from dropmax.imports import locate
 from dropmax.lab.experiments.columns import check_code, column_name, place, recipe_is_file, resolve
 from dropmax.lab.experiments.plan import Group, Plan, check_sizes, grid_points, shortened
 from dropmax.workbench.recipes import parse_toml
@@ -154,6 +155,9 @@ def _group(shared: _Shared, data: str | None, variant: str, values: Any, recipe:
         planned = found.data.name
         if isinstance(changes.get("data.name"), str):
             changes["data.name"] = place(changes["data.name"], shared.folder)
+        for key in ("network.name", "head.name"):
+            if isinstance(changes.get(key), str):
+                changes[key] = locate(changes[key], shared.folder)
         changed = shortened(found.override({**changes, **shared.overrides}), shared.schedule_scale, shared.train_size)
         points = grid_points({key: choices for key, choices in grid.items() if key not in shared.overrides})
         for point in points:
@@ -162,7 +166,7 @@ def _group(shared: _Shared, data: str | None, variant: str, values: Any, recipe:
         raise type(error)(f"{where}: {error}") from error
     if changed.data.name != planned:  # a recipe that was written for other data
         recipe_name = f"{column_name(planned)}.{recipe_name}"
-    return Group(column_name(changed.data.name), recipe_name, variant, changed, points)
+    return Group(column_name(changed.data.name), recipe_name, variant, changed.findable(), points)
 
 
 def _grid(values: Any, where: str) -> dict[str, list[Any]]:

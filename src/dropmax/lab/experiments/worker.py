@@ -147,7 +147,7 @@ def _train(job: Job, work: Path, data_dir: Path | str | None, device: str | None
     if begun.exists() and begun.read_text(encoding="utf-8") == job.recipe.to_toml():
         try:
             return resume(
-                work, data_dir=data_dir, device=device, quiet=True, trust_network=True
+                work, data_dir=data_dir, device=device, quiet=True, trust_code=True
             ), True  # the job's own recipe
         except (Interrupted, CannotWrite):
             raise
@@ -171,7 +171,7 @@ def _measure(
     from dropmax.workbench.training import load_data, load_model
 
     # Trained a moment ago by the job's own recipe, whose network is imported already or is the plan's own word.
-    trained = load_model(path, device=device or ("cuda" if torch.cuda.is_available() else "cpu"), trust_network=True)
+    trained = load_model(path, device=device or ("cuda" if torch.cuda.is_available() else "cpu"), trust_code=True)
     data = load_data(job.recipe, data_dir)
     # A head without random masks gives the same answer in every mode.
     wanted = [mode for mode in MODES if mode == "mean" or modes is None or mode in modes]

@@ -87,7 +87,7 @@ class Explorer:
         data_dir: Path | None = None,
         moved: Path | None = None,
         device: str = "cpu",
-        trust_network: bool = False,
+        trust_code: bool = False,
     ) -> Explorer:
         """Load a run directory (or a ``model.safetensors``), a second run to show beside it, and their data.
 
@@ -95,8 +95,8 @@ class Explorer:
         """
         other = None
         if beside is not None:
-            other = cls.open(beside, data_dir=data_dir, moved=moved, device=device, trust_network=trust_network)
-        trained = load_model(run, device=device, trust_network=trust_network)
+            other = cls.open(beside, data_dir=data_dir, moved=moved, device=device, trust_code=trust_code)
+        trained = load_model(run, device=device, trust_code=trust_code)
         data = load_data(trained.recipe, data_dir, run=run, data=moved)
         if data.classes != trained.classes:
             raise RunError(f"the classes of {trained.recipe.data.name} are not those {run} was trained on")

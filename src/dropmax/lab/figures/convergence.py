@@ -78,7 +78,7 @@ def _logged(run: Run) -> _Curves:
     measured = [row for row in run.log if "validation" in row]
     return _Curves(
         [row["step"] for row in run.log],
-        [row["train"]["cross_entropy"] for row in run.log],
+        [row["train"].get("cross_entropy", row["train"]["total"]) for row in run.log],
         [row["step"] for row in measured],
         [row["validation"]["nll"] for row in measured],
     )

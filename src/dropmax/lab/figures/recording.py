@@ -155,7 +155,7 @@ class _Watcher(Callback):
     def step(self, step: int, terms: dict[str, float]) -> None:
         """Note the numbers of a step; a window of them makes a point of the curves."""
         self.steps_seen = step
-        self.sums["train_with_masks"] += terms["cross_entropy"]
+        self.sums["train_with_masks"] += terms.get("cross_entropy", terms["total"])
         self.sums["gradient_norm"] += math.sqrt(self._square)
         self._square = 0.0
         size = step % self.window or self.window

@@ -157,12 +157,12 @@ def load_runs(
     data_dir: Path | str | None = None,
     *,
     data: Path | None = None,
-    trust_network: bool = False,
+    trust_code: bool = False,
 ) -> list[Run]:
     """Load trained runs and label them by method; a run twice, or one without a model, is an error.
 
     ``data`` is where the data of all of them is now, if it has moved.
-    ``trust_network`` is that of :func:`~dropmax.workbench.training.load_model`.
+    ``trust_code`` is that of :func:`~dropmax.workbench.training.load_model`.
 
     >>> load_runs([])
     []
@@ -173,7 +173,7 @@ def load_runs(
         if path.resolve() in {run.path.resolve() for run in runs}:
             raise RunError(f"the run {path} is given twice")
         directory = RunDirectory.open(path)
-        trained = load_model(path, trust_network=trust_network)
+        trained = load_model(path, trust_code=trust_code)
         where = Path(data_dir) if data_dir is not None else None
         runs.append(Run(path, trained, directory.metrics(), directory.environment(), where, data, _shared=shared))
     for run in runs:

@@ -7,7 +7,6 @@ shape (n, features) or images (n, channels, height, width) of uint8; labels are 
 
 from __future__ import annotations
 
-import importlib
 import re
 import sys
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from dropmax.errors import DataError, InvalidValue
+from dropmax.imports import load_module
 from dropmax.workbench.data.parts import Part, Parts
 
 __all__ = ["import_data", "is_function", "read_function"]
@@ -33,16 +33,7 @@ def is_function(name: str) -> bool:
 
 def import_data(name: str) -> None:
     """Import the module of such a function, which runs it: only names from people you trust should come here."""
-    module = name.partition(":")[0]
-    try:
-        importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        missing = error.name or module
-        advice = "is it installed, or its folder on PYTHONPATH?" if module.startswith(missing) else f"{module} needs it"
-        raise InvalidValue(f"data {name!r}: there is no module {missing!r}; {advice}") from error
-    except Exception as error:
-        last = (str(error).splitlines() or [""])[-1]
-        raise InvalidValue(f"data {name!r}: importing {module} failed ({type(error).__name__}: {last})") from error
+    load_module("data", name)
 
 
 def read_function(name: str) -> Parts:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dropmax.workbench.networks.lenet import LeNet
 from dropmax.workbench.networks.mlp import MLP
-from dropmax.workbench.networks.registry import NETWORKS, NetworkSpec, check_import, feature_size, make_network
+from dropmax.workbench.networks.registry import NETWORKS, NetworkSpec, feature_size, make_network
 from dropmax.workbench.networks.resnet import BasicBlock, CifarResNet, ResNet
 from dropmax.workbench.networks.small_cnn import SmallCNN
 from dropmax.workbench.networks.tutorial_cnn import TutorialCNN
@@ -26,7 +26,6 @@ __all__ = [
     "ResNet",
     "SmallCNN",
     "TutorialCNN",
-    "check_import",
     "feature_size",
     "make_network",
 ]

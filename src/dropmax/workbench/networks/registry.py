@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import importlib.util
 import inspect
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
-from dropmax.errors import InvalidType, InvalidValue, RunError, did_you_mean, unknown
+from dropmax.errors import InvalidType, InvalidValue, unknown
+from dropmax.imports import import_class
 from dropmax.workbench.networks.lenet import LeNet
 from dropmax.workbench.networks.mlp import MLP
 from dropmax.workbench.networks.resnet import CifarResNet, ResNet
@@ -25,7 +20,7 @@ from dropmax.workbench.networks.shapes import check_input_shape
 from dropmax.workbench.networks.small_cnn import SmallCNN
 from dropmax.workbench.networks.tutorial_cnn import TutorialCNN
 
-__all__ = ["NETWORKS", "NetworkSpec", "check_import", "feature_size", "make_network"]
+__all__ = ["NETWORKS", "NetworkSpec", "feature_size", "make_network"]
 
 
 @dataclass(frozen=True)
@@ -73,32 +68,12 @@ def make_network(name: str, input_shape: Sequence[int], **options: Any) -> nn.Mo
         raise InvalidType(f"a network is named by a string, such as 'lenet', got {name!r}")
     shape = check_input_shape(input_shape)
     if ":" in name:
-        network = _construct(name, NetworkSpec(_import_class(name)), shape, options)
+        network = _construct(name, NetworkSpec(import_class("network", name, nn.Module)), shape, options)
         network.out_features = feature_size(network, shape)  # type: ignore[assignment]  # a plain int attribute
         return network
     if name not in NETWORKS:
         raise InvalidValue(unknown("network", name, NETWORKS, "your own is package.module:Class or ./file.py:Class"))
     return _construct(name, NETWORKS[name], shape, options)
-
-
-def check_import(name: str, source: str, trust_network: bool) -> None:
-    """Raise where building the network ``name`` would import a module only because the file ``source`` says so.
-
-    A model file or a run directory may come from anybody, and importing a module runs it. So a network named by an
-    import path passes only if its module is imported already (then the file chooses among classes the program uses
-    anyway), or if the caller trusts it. Names in :data:`NETWORKS` always pass.
-
-    >>> check_import("lenet", "model.safetensors", trust_network=False)
-    >>> check_import("stranger:Net", "model.safetensors", trust_network=False)
-    Traceback (most recent call last):
-    dropmax.errors.RunError: model.safetensors would import the network 'stranger:Net', which is not part of ...
-    """
-    module = _module_name(name.rpartition(":")[0])
-    if ":" in name and not trust_network and sys.modules.get(module) is None:
-        raise RunError(
-            f"{source} would import the network {name!r}, which is not part of dropmax: if you trust that module, "
-            "pass trust_network=True (on the command line --trust-network), or import it first"
-        )
 
 
 def feature_size(network: nn.Module, input_shape: Sequence[int]) -> int:
@@ -139,77 +114,6 @@ def _size_by_forward(network: nn.Module, input_shape: tuple[int, ...]) -> int:
         got = f"shape {tuple(features.shape)}" if isinstance(features, torch.Tensor) else type(features).__name__
         raise InvalidValue(f"{name} must give one feature vector an example, a tensor of shape (N, F), got {got}")
     return features.shape[1]
-
-
-def _import_class(name: str) -> type[nn.Module]:
-    """Import ``package.module:ClassName`` or ``file.py:ClassName``; only classes deriving from nn.Module pass."""
-    module_name, _, class_name = name.rpartition(":")
-    is_file = module_name.endswith(".py")
-    parts = [class_name] if is_file else [*module_name.split("."), class_name]
-    if not all(part.isidentifier() for part in parts):
-        raise InvalidValue(
-            f"cannot read network {name!r}: name your own as package.module:ClassName or file.py:ClassName"
-        )
-    try:
-        module = _import_file(Path(module_name)) if is_file else importlib.import_module(module_name)
-    except FileNotFoundError:
-        raise InvalidValue(f"network {name!r}: there is no file {module_name}") from None
-    except ModuleNotFoundError as error:
-        # The module itself or a package above it is missing, or else something that it imports.
-        missing = error.name or module_name
-        itself = module_name == missing or module_name.startswith(missing + ".")
-        file = f"{module_name.replace('.', '/')}.py"
-        near = f" Its file is here: name it ./{file}:{class_name}" if Path(file).is_file() else ""
-        advice = (
-            f"is it installed, or its folder on PYTHONPATH?{near}"
-            if itself
-            else f"{module_name} imports it: install it"
-        )
-        raise InvalidValue(f"network {name!r}: there is no module {missing!r}; {advice}") from error
-    except Exception as error:
-        raise InvalidValue(
-            f"network {name!r}: importing {module_name} failed ({type(error).__name__}: {_first_line(error)})"
-        ) from error
-    if not hasattr(module, class_name):
-        hint = did_you_mean(class_name, vars(module))
-        raise InvalidValue(
-            f"network {name!r}: module {module_name!r} has no {class_name!r};{hint or ' check the name'}"
-        )
-    cls = getattr(module, class_name)
-    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
-        raise InvalidType(f"network {name!r} must be a class deriving from torch.nn.Module, got {cls!r}")
-    return cls
-
-
-def _module_name(module: str) -> str:
-    """Return the name a module has in ``sys.modules``; that of a file follows from its path."""
-    if not module.endswith(".py"):
-        return module
-    path = Path(module).expanduser().resolve()
-    return f"dropmax_network_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
-
-
-def _import_file(path: Path) -> ModuleType:
-    """Import a file as a module of its own, once; what lies beside it can be imported by it."""
-    name, path = _module_name(str(path)), path.expanduser().resolve()
-    if name in sys.modules:
-        return sys.modules[name]
-    if not path.is_file():
-        raise FileNotFoundError(str(path))
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise FileNotFoundError(str(path))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    sys.path.insert(0, str(path.parent))
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    finally:
-        sys.path.remove(str(path.parent))
-    return module
 
 
 def _construct(name: str, spec: NetworkSpec, input_shape: tuple[int, ...], options: Mapping[str, Any]) -> nn.Module:

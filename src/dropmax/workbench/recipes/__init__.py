@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from dropmax.errors import InvalidType, InvalidValue, unknown
+from dropmax.imports import locate
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -118,6 +119,18 @@ class Recipe:
     head: dict[str, Any]
     training: TrainingOptions
     heads: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def imports_code(self) -> bool:
+        """Whether its network or head is a class to import, ``package.module:Class``."""
+        return any(":" in table["name"] for table in (self.network, self.head))
+
+    def findable(self) -> Recipe:
+        """Return the recipe with a network and head of one's own named so that any process finds them."""
+        from dropmax.heads import findable_name
+
+        network = {**self.network, "name": locate(self.network["name"])}
+        return dataclasses.replace(self, network=network, head={**self.head, "name": findable_name(self.head["name"])})
 
     def override(self, values: Mapping[str, Any]) -> Recipe:
         """Return the recipe with some values replaced, by dotted names such as ``training.epochs``.

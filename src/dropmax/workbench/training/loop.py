@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from dropmax.checks import NotFinite
 from dropmax.errors import InvalidValue, RunError
 from dropmax.workbench.evaluation import calibrate, measure
-from dropmax.workbench.networks import check_import
 from dropmax.workbench.progress import TrainingProgress
 from dropmax.workbench.provenance import provenance
 from dropmax.workbench.recipes import Recipe
@@ -29,7 +28,7 @@ from dropmax.workbench.training.optimizer import flush_subnormals
 from dropmax.workbench.training.rundir import RunDirectory
 from dropmax.workbench.training.session import Session
 from dropmax.workbench.training.source import balanced, load_data, remember_data, tell_about
-from dropmax.workbench.training.trained import save_model
+from dropmax.workbench.training.trained import check_imports, save_model
 
 __all__ = ["Interrupted", "fit", "resume", "train"]
 
@@ -84,7 +83,7 @@ def train(
         data = load_data(recipe, data_dir)
         if ranks.is_first and not quiet:
             tell_about(data, lambda line: print(line, file=sys.stderr, flush=True))
-        recipe = balanced(recipe, data)
+        recipe = balanced(recipe, data).findable()
         # The session comes first: a mistake in the recipe leaves no directory behind.
         session = Session(recipe, data, device=device, ranks=ranks)
         run = RunDirectory(out)
@@ -106,20 +105,20 @@ def resume(
     tensorboard: bool = False,
     callbacks: Sequence[Callback] = (),
     quiet: bool = False,
-    trust_network: bool = False,
+    trust_code: bool = False,
 ) -> RunDirectory:
     """Go on with a run that was stopped or killed; it ends with the bytes it would have had anyway.
 
     With ``epochs``, train to that many epochs in all, also where the run had ended: from here on, the learning rate
     follows the recipe's schedule for the new number, and ``recipe.toml`` says so. Callbacks are passed anew; the logs
-    that come with dropmax go on where they stopped. A run directory may come from somebody else, so a network that
-    its recipe imports needs ``trust_network``, as for :func:`~dropmax.workbench.training.load_model`.
+    that come with dropmax go on where they stopped. A run directory may come from somebody else, so a network or
+    head that its recipe imports needs ``trust_code``, as for :func:`~dropmax.workbench.training.load_model`.
     """
     logs = [*callbacks, *make_callbacks(["tensorboard"] * tensorboard)]
     with process_group() as ranks:
         run = RunDirectory.open(out)
         recipe = run.recipe() if epochs is None else run.recipe().override({"training.epochs": epochs})
-        check_import(recipe.network["name"], str(run.path / "recipe.toml"), trust_network)
+        check_imports(recipe, str(run.path / "recipe.toml"), trust_code)
         if ranks.is_first:
             run.remove_leftovers()
         if run.has_ended(recipe.training.epochs):
@@ -177,7 +176,7 @@ def fit(session: Session, run: RunDirectory, callbacks: Sequence[Callback] = (),
                 run.save_checkpoint(session.state())
             raise Interrupted(
                 f"stopped after {session.epoch} of {options.epochs} epochs; go on with: dropmax train --resume "
-                f"{run.path}{' --trust-network' * (':' in session.recipe.network['name'])}"
+                f"{run.path}{' --trust-code' * session.recipe.imports_code}"
             ) from None
         except NotFinite as error:
             raise Diverged(

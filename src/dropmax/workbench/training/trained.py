@@ -18,13 +18,14 @@ from dropmax.calibration import Calibration
 from dropmax.classifier import Classifier
 from dropmax.errors import DropMaxError, InvalidValue, RunError
 from dropmax.heads import make_head
+from dropmax.imports import check_import
 from dropmax.workbench.backbones import Origin
 from dropmax.workbench.data import Batches, Dataset, Split, normalise, statistics
 from dropmax.workbench.data.handwriting import is_like_mnist
 from dropmax.workbench.data.unlabelled import Expected
 from dropmax.workbench.evaluation import Outputs, answer
 from dropmax.workbench.files import parse_json, write_atomically
-from dropmax.workbench.networks import check_import, feature_size, make_network
+from dropmax.workbench.networks import feature_size, make_network
 from dropmax.workbench.networks.initialise import initialise_head
 from dropmax.workbench.recipes import Recipe, recipe_from_dict
 
@@ -155,7 +156,7 @@ def write_model(path: Path, trained: TrainedModel) -> None:
     write_atomically(path, trained.to_bytes())
 
 
-def load_model(path: Path | str, *, device: torch.device | str = "cpu", trust_network: bool = False) -> TrainedModel:
+def load_model(path: Path | str, *, device: torch.device | str = "cpu", trust_code: bool = False) -> TrainedModel:
     """Load a trained model from a run directory or a ``model.safetensors`` file.
 
     The file may come from anybody: nothing in it is executed, and memory is taken for the tensors it holds, not for
@@ -164,8 +165,9 @@ def load_model(path: Path | str, *, device: torch.device | str = "cpu", trust_ne
     Args:
         path: the run directory, or the file.
         device: where to put the model.
-        trust_network: a network of dropmax always loads. One that the file names as ``package.module:ClassName`` loads
-            if your program has imported that module; or else only if you say that you trust it, as importing runs it.
+        trust_code: networks and heads of dropmax always load. One that the file names as ``package.module:ClassName``
+            loads if your program has imported that module; or else only if you say that you trust it, as importing
+            runs it.
 
     >>> load_model("no-such-run")
     Traceback (most recent call last):
@@ -183,7 +185,7 @@ def load_model(path: Path | str, *, device: torch.device | str = "cpu", trust_ne
         tensors = safetensors.torch.load(content)
         about = _read_about(json.loads(_metadata(content)["dropmax"]))
         recipe = recipe_from_dict(about["recipe"], str(file))
-        check_import(recipe.network["name"], str(file), trust_network)
+        check_imports(recipe, str(file), trust_code)
         input_shape, classes = tuple(about["input_shape"]), tuple(about["classes"])
         held = {name: tuple(value.shape) for name, value in tensors.items()}
         if _shapes(recipe, input_shape, len(classes)) not in (held, None):
@@ -212,6 +214,12 @@ def load_model(path: Path | str, *, device: torch.device | str = "cpu", trust_ne
     return trained
 
 
+def check_imports(recipe: Recipe, source: str, trust_code: bool) -> None:
+    """Raise where a recipe that came in the file ``source`` names code to import which nobody has consented to."""
+    for what, table in (("network", recipe.network), ("head", recipe.head)):
+        check_import(what, table["name"], source, trust_code)
+
+
 def _metadata(content: bytes) -> dict[str, str]:
     """Return what a safetensors file says about itself: its header is JSON, after eight bytes that say how long."""
     found: dict[str, str] = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")].decode())["__metadata__"]
@@ -221,15 +229,15 @@ def _metadata(content: bytes) -> dict[str, str]:
 def _shapes(recipe: Recipe, input_shape: tuple[int, ...], num_classes: int) -> dict[str, tuple[int, ...]] | None:
     """Return the shapes of the tensors a recipe's model has, without making them.
 
-    A file of a hundred bytes can name a network of a hundred gigabytes; this is how to know in time. A network from
-    elsewhere may not know how to be made without numbers: then None.
+    A file of a hundred bytes can name a network of a hundred gigabytes; this is how to know in time. A network or head
+    from elsewhere may not know how to be made without numbers: then None.
     """
     head = {key: value for key, value in recipe.head.items() if key != "class_weight"}  # its values are looked at
     try:
         with torch.device("meta"):
             model = build(dataclasses.replace(recipe, head=head), input_shape, num_classes)
     except Exception:
-        if ":" in recipe.network["name"]:
+        if recipe.imports_code:
             return None
         raise
     return {name: tuple(value.shape) for name, value in model.state_dict().items()}

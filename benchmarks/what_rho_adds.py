@@ -1,0 +1,158 @@
+"""Does rho know anything the probabilities do not? ``python -m benchmarks.what_rho_adds DATA [DATA ...] [--seeds N]``.
+
+For each data set and seed it trains DropMax (the own-features recipe; released for mnist-1k) and asks three questions
+of the test rows. What is learned on one half of them is measured on the other, and the other way round:
+
+- **Being wrong**: a logistic regression predicts from the five highest log-probabilities and the entropy whether the
+  answer is wrong; another one also sees rho of those five classes and the sum of rho. ``bits`` is what the second saves
+  per row in bits, a lower bound of the mutual information between rho and being wrong given the probabilities.
+- **Confidence**: the AURC of those two scores, and of the plain maximum probability.
+- **A second look**: probabilities proportional to ``exp(alpha o + beta log rho)``. ``alpha = beta`` is the mean
+  prediction with a temperature; a free beta is a second stage that may trust rho more, or less.
+
+Results are appended to OUT/results.jsonl, one line per data set and seed; what is there already is not done again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss, roc_auc_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor
+
+from dropmax.workbench.data import load
+from dropmax.workbench.provenance import provenance
+from dropmax.workbench.recipes import load_recipe
+from dropmax.workbench.training import load_model, train
+
+TOP = 5
+
+
+def outputs(data: str, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Train DropMax and return class logits, retain logits and labels of the test rows."""
+    if data == "mnist-1k":
+        recipe = load_recipe(data, "released")
+    else:
+        recipe = load_recipe("own-features").override({"data.name": data})
+    recipe = recipe.override({"training.seed": seed})
+    with tempfile.TemporaryDirectory() as folder:
+        run = train(recipe, Path(folder) / "run", quiet=True)
+        trained = load_model(run.path)
+        head, parts = trained.model.head, []
+        with torch.no_grad():
+            for x, y in trained.batches(load(data).test):
+                features = trained.model.net(x)
+                parts.append((head.classifier(features), head.retain(features), y))
+    o, a, y = (torch.cat(part) for part in zip(*parts, strict=True))
+    return o.double(), a.double(), y
+
+
+def halves(rows: int, seed: int) -> Iterator[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+    order = np.random.default_rng(seed).permutation(rows)
+    first, second = order[: rows // 2], order[rows // 2 :]
+    yield first, second
+    yield second, first
+
+
+def aurc(score: np.ndarray[Any, Any], wrong: np.ndarray[Any, Any]) -> float:
+    """Return the mean error of the rows kept, over all numbers of them, where the highest scores are rejected first."""
+    kept = wrong[np.argsort(score, kind="stable")]
+    return float((kept.cumsum() / np.arange(1, len(kept) + 1)).mean())
+
+
+def being_wrong(log_probs: Tensor, rho: Tensor, y: Tensor, seed: int) -> dict[str, float]:
+    """Return how well being wrong is predicted without and with rho."""
+    best = log_probs.topk(TOP, -1)
+    entropy = -(log_probs.exp() * log_probs).sum(-1, keepdim=True)
+    plain = torch.cat([best.values.clamp_min(-30), entropy], -1).numpy()
+    more = np.concatenate([plain, rho.gather(-1, best.indices).numpy(), rho.sum(-1, keepdim=True).numpy()], 1)
+    wrong = (best.indices[:, 0] != y).numpy()
+    score = {"plain": np.zeros(len(y)), "rho": np.zeros(len(y))}
+    for fit, judge in halves(len(y), seed):
+        for name, inputs in (("plain", plain), ("rho", more)):
+            model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000)).fit(inputs[fit], wrong[fit])
+            score[name][judge] = model.predict_proba(inputs[judge])[:, 1]
+    found = {"wrong": float(wrong.mean())}
+    for name, x in score.items():
+        found[f"bits.{name}"] = float(log_loss(wrong, x)) / np.log(2)
+        found[f"auroc.{name}"] = float(roc_auc_score(wrong, x))
+        found[f"aurc.{name}"] = aurc(x, wrong)
+    found["auroc.max-prob"] = float(roc_auc_score(wrong, -log_probs.amax(-1).numpy()))
+    found["aurc.max-prob"] = aurc(-log_probs.amax(-1).numpy(), wrong)
+    return found
+
+
+def second_look(o: Tensor, log_rho: Tensor, y: Tensor, seed: int) -> dict[str, float]:
+    """Return error and NLL of the mean prediction with a temperature, and with separate weights of o and log rho."""
+    found = {}
+    for name, tied in (("tied", True), ("free", False)):
+        logits = torch.zeros_like(o)
+        betas = []
+        for fit, judge in halves(len(y), seed):
+            weights = torch.ones(1 if tied else 2, dtype=torch.float64, requires_grad=True)
+            optimizer = torch.optim.LBFGS([weights], max_iter=100, line_search_fn="strong_wolfe")
+
+            def loss(fit: Any = fit, weights: Tensor = weights, optimizer: Any = optimizer) -> Tensor:
+                optimizer.zero_grad()
+                value = torch.nn.functional.cross_entropy(weights[0] * o[fit] + weights[-1] * log_rho[fit], y[fit])
+                value.backward()
+                return value
+
+            optimizer.step(loss)
+            with torch.no_grad():
+                logits[judge] = weights[0] * o[judge] + weights[-1] * log_rho[judge]
+            betas.append(float(weights[-1].detach() / weights[0].detach()))
+        found[f"nll.{name}"] = float(torch.nn.functional.cross_entropy(logits, y))
+        found[f"error.{name}"] = float((logits.argmax(-1) != y).double().mean())
+        if not tied:
+            found["beta/alpha"] = float(np.mean(betas))
+    return found
+
+
+def measure(data: str, seed: int) -> dict[str, float]:
+    o, a, y = outputs(data, seed)
+    log_rho = torch.nn.functional.logsigmoid(a)
+    return {
+        **being_wrong((o + log_rho).log_softmax(-1), a.sigmoid(), y, seed),
+        **second_look(o - o.amax(-1, keepdim=True), log_rho, y, seed),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.what_rho_adds", description=__doc__)
+    parser.add_argument("data", nargs="+", help="mnist-1k, or feature files with a test split")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=Path("results/rho"))
+    options = parser.parse_args()
+    path = options.out / "results.jsonl"
+    options.out.mkdir(parents=True, exist_ok=True)
+    done = (
+        {(row["data"], row["seed"]) for row in map(json.loads, path.read_text().splitlines())}
+        if path.exists()
+        else set()
+    )
+    for data in options.data:
+        name = Path(data).stem
+        for seed in range(options.seeds):
+            if (name, seed) in done:
+                continue
+            command = f"python -m benchmarks.what_rho_adds {name} --seeds {options.seeds}"
+            row = {"data": name, "seed": seed, **measure(data, seed), "provenance": provenance(command, [seed])}
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+            print(json.dumps({k: v for k, v in row.items() if k != "provenance"}), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
