@@ -119,6 +119,7 @@ class Explorer:
             "drawing": self.takes_drawings,
             "shape": list(shape),
             "masks": _masks_of(self.trained.model.head),
+            "coverage": None if self.trained.calibration is None else self.trained.calibration.coverage,
             "examples": len(self.test),
             "error": _rounded(float((self._predicted != self._labels).mean())),
             "beside": None if self.beside is None else self._beside_about(self.beside),
@@ -202,12 +203,11 @@ class Explorer:
     def noise(self, index: int, *, seed: int = 0) -> dict[str, Any]:
         """Return how the answer for one example fades as the same noise grows louder.
 
-        For each of ``NOISE_LEVELS``: the probability (and its standard deviation over the masks) of what is
-        the answer without noise, and the entropy of the prediction as a share of its largest value, log K.
+        For each of ``NOISE_LEVELS``: the probability of what is the answer without noise, and the entropy of the
+        prediction as a share of its largest value, log K.
         """
         found, _ = self._look(self._noisy(self._input(index), NOISE_LEVELS, seed))
-        assert found.std is not None
-        probs, std = found.probs, found.std
+        probs = found.probs
         answer = int(probs[0].argmax())
         entropy = torch.special.entr(probs).sum(-1) / math.log(probs.shape[-1])
         return {
@@ -215,7 +215,6 @@ class Explorer:
             "answer": answer,
             "levels": list(NOISE_LEVELS),
             "probability": _rounded(probs[:, answer].tolist()),
-            "std": _rounded(std[:, answer].tolist()),
             "entropy": _rounded(entropy.clamp(0, 1).tolist()),
         }
 
@@ -239,17 +238,16 @@ class Explorer:
         """Return what the model says about one raw input: uint8 (C, H, W), or features (D,).
 
         Up to 20 classes all get a row, in their order; of more, the twelve that matter, likeliest first, and the
-        class ``keep``. A row has the probability ``p``, its standard deviation ``std`` over the masks, the
-        retain probability ``rho``, and whether each of a few sampled masks keeps the class.
+        class ``keep``. A row has the probability ``p``, the retain probability ``rho``, and whether each of a few sampled
+        masks keeps the class. ``std`` is the standard deviation of the answer's probability over all masks.
         """
         found, all_logits = self._look(inputs[None])
         assert found.std is not None
         probs, std, retain, logits = found.probs[0], found.std[0], found.retain[0], all_logits[0]
         predicted, verdict = int(probs.argmax()), found.verdicts()[0]
-        rivals = list(verdict.classes[1:])
-        nearest = [k for k in retain.argsort(descending=True, stable=True)[:4].tolist() if k != predicted][:3]
+        could_be = verdict.classes[:5]  # as many as the words name
         masks = self._sampled_masks(logits, retain, seed)
-        rows = _rows_that_matter(probs, retain, [k for k in (keep, *rivals) if k is not None])
+        rows = _rows_that_matter(probs, retain, [k for k in (keep, *could_be) if k is not None])
         entropy = float(torch.special.entr(probs).sum() / math.log(len(probs)))
         return {
             "predicted": predicted,
@@ -258,13 +256,11 @@ class Explorer:
             "entropy": _rounded(min(1.0, max(0.0, entropy))),
             "state": verdict.state,
             "words": verdict.words(self.classes),
-            "confusable": [{"class": k, "rho": _rounded(float(retain[k]))} for k in rivals],
-            "nearest": [{"class": k, "rho": _rounded(float(retain[k]))} for k in nearest],
+            "set": [{"class": k, "p": _rounded(float(probs[k])), "rho": _rounded(float(retain[k]))} for k in could_be],
             "rows": [
                 {
                     "class": k,
                     "p": _rounded(float(probs[k])),
-                    "std": _rounded(float(std[k])),
                     "rho": _rounded(float(retain[k])),
                     "kept": [bool(mask["kept"][k]) for mask in masks],
                 }

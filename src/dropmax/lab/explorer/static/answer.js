@@ -11,12 +11,7 @@ export function answerParts(about, answer, truth, onOtherMasks) {
     { className: "verdict" },
     h("p", { className: "eyebrow" }, about.beside ? `${about.head} says` : "The answer"),
     h("p", { className: "says" }, name(answer.predicted)),
-    h(
-      "p",
-      { className: "sure" },
-      h("b", {}, number(answer.probability)),
-      about.masks === "random" ? ` ± ${number(answer.std, 2)}` : "",
-    ),
+    h("p", { className: "sure" }, h("b", {}, number(answer.probability))),
     truth === null
       ? null
       : h(
@@ -30,7 +25,7 @@ export function answerParts(about, answer, truth, onOtherMasks) {
     : h("div", { className: "seen features", "aria-hidden": "true" }, "features");
   return [
     h("div", { className: "answer-head" }, seen, verdict, answer.beside ? besideVerdict(about, answer, truth, name) : null),
-    confusions(about, answer, name),
+    couldBe(about, answer, name),
     classTable(about, answer, truth, name, onOtherMasks),
   ];
 }
@@ -50,25 +45,29 @@ function besideVerdict(about, answer, truth, name) {
 
 /** The same answer in a sentence, for screen readers. */
 export function answerSentence(about, answer) {
-  const rivals = answer.confusable.map((rival) => about.classes[rival.class]);
-  const sure = about.masks === "random" ? `, plus or minus ${number(answer.std, 2)}` : "";
-  const mixed = rivals.length ? ` May be confused with ${rivals.join(", ")}.` : "";
-  return `${about.classes[answer.predicted]}, probability ${number(answer.probability, 2)}${sure}.${mixed}`;
+  return `${about.classes[answer.predicted]}, probability ${number(answer.probability, 2)}: ${answer.words}.`;
 }
 
-function confusions(about, answer, name) {
-  if (about.masks === "none" || about.masks === "training") return null;
-  const chips = answer.confusable.map((rival) =>
-    h("li", {}, h("b", {}, name(rival.class)), h("span", {}, ` ρ\u00a0${number(rival.rho, 2)}`)),
+/** What else it could be: the state in words, the classes of the prediction set, and what promises them. */
+function couldBe(about, answer, name) {
+  const chips = answer.set.map((member) =>
+    h(
+      "li",
+      {},
+      h("b", {}, name(member.class)),
+      h("span", {}, ` ${number(member.p, 2)}${about.masks === "none" ? "" : `, ρ\u00a0${number(member.rho, 2)}`}`),
+    ),
   );
-  const nearest = answer.nearest.map((rival) => `${name(rival.class)} (ρ\u00a0${number(rival.rho, 2)})`);
+  const promise = about.coverage
+    ? `In ${Math.round(100 * about.coverage)} % of cases the truth is in this set.`
+    : "The run is not calibrated, so nothing is promised about this set.";
   return h(
     "div",
-    { className: "confusions" },
-    h("h3", {}, "May be confused with"),
-    chips.length
-      ? h("ul", { className: "chips" }, ...chips)
-      : h("p", { className: "hint" }, `Nothing stands out. Nearest: ${nearest.join(", ")}.`),
+    { className: `could-be ${answer.state}` },
+    h("h3", {}, "What else could it be?"),
+    h("p", { className: "state" }, answer.words[0].toUpperCase() + answer.words.slice(1), "."),
+    chips.length ? h("ul", { className: "chips" }, ...chips) : null,
+    h("p", { className: "hint" }, promise),
   );
 }
 
@@ -96,16 +95,11 @@ function classTable(about, answer, truth, name, onOtherMasks) {
       h(
         "td",
         {},
-        h(
-          "span",
-          { className: "value" },
-          number(row.p),
-          about.masks === "random" ? h("span", { className: "dim" }, ` ± ${number(row.std, 2)}`) : null,
-        ),
-        bar(row.p, about.masks === "random" ? row.std : 0),
+        h("span", { className: "value" }, number(row.p)),
+        bar(row.p),
         answer.beside ? besideBar(about, answer.beside.rows[place]) : null,
       ),
-      h("td", {}, h("span", { className: "value" }, number(row.rho, 2)), bar(row.rho, 0, "rho")),
+      h("td", {}, h("span", { className: "value" }, number(row.rho, 2)), bar(row.rho, "rho")),
       drawn ? h("td", {}, dots(row.kept)) : null,
     );
   });
@@ -116,7 +110,13 @@ function classTable(about, answer, truth, name, onOtherMasks) {
         h(
           "tr",
           {},
-          h("td", { colSpan: 4 }, masksSentence(answer.masks, name), " ", otherMasks(onOtherMasks)),
+          h(
+            "td",
+            { colSpan: 4 },
+            masksSentence(answer.masks, name),
+            ` Over all masks, the probability of ${name(answer.predicted)} has a standard deviation of ${number(answer.std, 2)}. `,
+            otherMasks(onOtherMasks),
+          ),
         ),
       )
     : null;
@@ -131,21 +131,13 @@ function classTable(about, answer, truth, name, onOtherMasks) {
 
 function besideBar(about, value) {
   if (value === null) return null;
-  return h("span", { className: "beside-row", title: about.beside.head }, bar(value, 0, "other"), h("span", { className: "dim" }, number(value, 2)));
+  return h("span", { className: "beside-row", title: about.beside.head }, bar(value, "other"), h("span", { className: "dim" }, number(value, 2)));
 }
 
-function bar(value, std, kind = "") {
+function bar(value, kind = "") {
   const filled = h("i", { className: "fill" });
   filled.style.width = `${100 * value}%`;
-  const track = h("span", { className: `bar ${kind}`.trim(), "aria-hidden": "true" }, filled);
-  if (std > 0.0005) {
-    const low = Math.max(0, value - std);
-    const whisker = h("i", { className: "whisker" });
-    whisker.style.left = `${100 * low}%`;
-    whisker.style.width = `${100 * (Math.min(1, value + std) - low)}%`;
-    track.append(whisker);
-  }
-  return track;
+  return h("span", { className: `bar ${kind}`.trim(), "aria-hidden": "true" }, filled);
 }
 
 function dots(kept) {

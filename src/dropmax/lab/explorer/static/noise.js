@@ -44,7 +44,7 @@ export function noisePanel(about, index, onLevel) {
   get(`/api/examples/${index}/noise`).then(
     (found) => {
       curve = found;
-      const drawn = chart(about, found);
+      const drawn = chart(found);
       marker = drawn.marker;
       place.replaceChildren(drawn.picture);
       place.after(key(about, found.answer));
@@ -64,9 +64,8 @@ export function noisePanel(about, index, onLevel) {
     marker.setAttribute("x2", x);
     const at = curve.levels.findIndex((other) => Math.abs(other - level) < 1e-6);
     if (at >= 0) {
-      const sure = about.masks === "random" ? ` ± ${number(curve.std[at], 2)}` : "";
       said.textContent =
-        `“${about.classes[curve.answer]}” has probability ${number(curve.probability[at], 2)}${sure}; ` +
+        `“${about.classes[curve.answer]}” has probability ${number(curve.probability[at], 2)}; ` +
         `uncertainty ${number(curve.entropy[at], 2)}.`;
     }
   }
@@ -93,19 +92,14 @@ export function noisePanel(about, index, onLevel) {
 const horizontal = (level) => LEFT + level * (WIDTH - LEFT - RIGHT);
 const vertical = (value) => TOP + (1 - value) * (HEIGHT - TOP - BOTTOM);
 
-function chart(about, curve) {
+function chart(curve) {
   const line = (values) => values.map((v, i) => `${horizontal(curve.levels[i])},${vertical(v)}`);
-  const clipped = (sign) => curve.probability.map((p, i) => Math.min(1, Math.max(0, p + sign * curve.std[i])));
   const parts = [];
   for (const value of [0, 0.5, 1]) {
     parts.push(
       svg("line", { class: "rule", x1: LEFT, x2: WIDTH - RIGHT, y1: vertical(value), y2: vertical(value) }),
       svg("text", { x: LEFT - 6, y: vertical(value) + 3.5, "text-anchor": "end" }, String(value)),
     );
-  }
-  if (about.masks === "random") {
-    const around = [...line(clipped(1)), ...line(clipped(-1)).reverse()].join(" ");
-    parts.push(svg("polygon", { class: "band", points: around }));
   }
   parts.push(
     svg("polyline", { class: "entropy", points: line(curve.entropy).join(" ") }),
