@@ -238,8 +238,8 @@ class Explorer:
         """Return what the model says about one raw input: uint8 (C, H, W), or features (D,).
 
         Up to 20 classes all get a row, in their order; of more, the twelve that matter, likeliest first, and the
-        class ``keep``. A row has the probability ``p``, the retain probability ``rho``, and whether each of a few sampled
-        masks keeps the class. ``std`` is the standard deviation of the answer's probability over all masks.
+        class ``keep``. A row has the probability ``p``, the retain probability ``rho``, and whether each sampled
+        mask keeps the class. ``std`` is the standard deviation of the answer's probability over all masks.
         """
         found, all_logits = self._look(inputs[None])
         assert found.std is not None
