@@ -18,11 +18,7 @@ from dropmax.errors import check_choice as check_choice  # beside the other chec
 
 
 class NotFinite(InvalidValue, FloatingPointError):
-    """NaN or infinity came in, or finite numbers were too large for the dtype.
-
-    >>> issubclass(NotFinite, FloatingPointError)
-    True
-    """
+    """NaN or infinity came in, or finite numbers were too large for the dtype."""
 
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)

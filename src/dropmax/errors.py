@@ -20,6 +20,7 @@ __all__ = [
     "RunError",
     "check_choice",
     "did_you_mean",
+    "first_line",
     "optional",
     "unknown",
 ]
@@ -73,6 +74,15 @@ def optional(module: str, extra: str, purpose: str, *, package: str = "") -> Any
         return importlib.import_module(module)
     except ImportError as error:
         raise MissingDependency.extra(package or module.partition(".")[0], extra, purpose) from error
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message that says anything, or the kind of error where none does.
+
+    >>> first_line(OSError("\\n404: no such file\\nsee the log")), first_line(KeyboardInterrupt())
+    ('404: no such file', 'KeyboardInterrupt')
+    """
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def did_you_mean(name: object, valid: Iterable[str]) -> str:

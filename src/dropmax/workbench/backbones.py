@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dropmax.errors import InvalidType, InvalidValue, MissingDependency, did_you_mean
+from dropmax.errors import InvalidType, InvalidValue, MissingDependency, did_you_mean, first_line
 from dropmax.imports import load_module
 
 __all__ = ["BACKBONES", "Backbone", "Origin", "load_backbone", "reload_backbone"]
@@ -246,7 +246,9 @@ def _timm(name: str) -> Backbone:
     try:
         net = timm.create_model(name, pretrained=True, num_classes=0).eval()
     except Exception as error:
-        raise InvalidValue(f"timm cannot make {name!r} from its local cache: {_first_line(error)}") from error
+        raise InvalidValue(
+            f"timm cannot make {name!r} from its local cache: {type(error).__name__}: {first_line(error)}"
+        ) from error
     config = timm.data.resolve_model_data_config(net)
     size = int(config["input_size"][-1])
     stored = round(size / float(config.get("crop_pct") or 1.0))
@@ -274,7 +276,8 @@ def _pretrained(loader: str, name: str, **options: Any) -> Any:
         return cls.from_pretrained(name, local_files_only=True, trust_remote_code=False, **options)
     except Exception as error:
         raise InvalidValue(
-            f"transformers cannot load {name!r} from its local cache or a path: {_first_line(error)}"
+            f"transformers cannot load {name!r} from its local cache or a path: "
+            f"{type(error).__name__}: {first_line(error)}"
         ) from error
 
 
@@ -342,8 +345,3 @@ def _state_digest(net: nn.Module) -> str:
         total.update(key.encode())
         total.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return total.hexdigest()[:16]
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from dropmax.checks import check_choice
-from dropmax.errors import DropMaxError, InvalidType, RunError, optional
+from dropmax.errors import DropMaxError, InvalidType, RunError, first_line, optional
 from dropmax.exact import portable
 from dropmax.heads.masked import MaskedHead
 from dropmax.workbench.data import normalise
@@ -229,7 +229,7 @@ def _program(served: Served, example: Tensor) -> torch.export.ExportedProgram:
     except DropMaxError:
         raise
     except Exception as error:  # whatever a network of the user's own does that no graph can hold
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        reason = first_line(error)
         raise RunError(f"torch.export cannot turn this model into a graph: {reason}") from error
     for graph in program.graph_module.modules():
         for node in graph.graph.nodes if isinstance(graph, torch.fx.GraphModule) else ():

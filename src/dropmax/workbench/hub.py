@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from dropmax.errors import InvalidValue, RunError, optional
+from dropmax.errors import InvalidValue, RunError, first_line, optional
 from dropmax.workbench.export import export
 from dropmax.workbench.files import make_directory, write_atomically
 from dropmax.workbench.model_card import draw_figure, measure, model_card
@@ -113,7 +113,7 @@ def from_pretrained(
     try:
         file = hub.hf_hub_download(str(name), "model.safetensors", revision=revision, token=token)
     except Exception as error:  # a dozen classes of it, each of which means that there is no file
-        raise RunError(f"cannot download model.safetensors of {name}: {_first_line(error)}") from error
+        raise RunError(f"cannot download model.safetensors of {name}: {first_line(error)}") from error
     return load_model(file, device=device, trust_code=trust_code)
 
 
@@ -162,7 +162,7 @@ def push_to_hub(
                 repo_id=repository, folder_path=str(folder), commit_message=message, allow_patterns=list(_FILES)
             )
         except Exception as error:
-            raise RunError(f"cannot upload to {repository}: {_first_line(error)}") from error
+            raise RunError(f"cannot upload to {repository}: {first_line(error)}") from error
     finally:
         if scratch is not None:
             shutil.rmtree(scratch)
@@ -194,7 +194,3 @@ def _make_place(place: Path, force: bool) -> None:
 
 def _is_saved(path: Path) -> bool:
     return all((path / name).is_file() for name in _FILES[:3])
-
-
-def _first_line(error: Exception) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

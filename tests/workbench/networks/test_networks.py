@@ -287,7 +287,7 @@ def test_exports_with_any_batch_size(make: Callable[[], nn.Module], shape: tuple
         (lambda: TutorialCNN((1, 28, 0)), InvalidValue, r"positive integers only, got \(1, 28, 0\)"),
         (lambda: TutorialCNN((1, 28.0, 28)), InvalidType, r"sequence of integers, got \(1, 28.0, 28\)"),
         (lambda: TutorialCNN(dropout=1.0), InvalidValue, r"dropout must lie in \[0, 1\), got 1.0"),
-        (lambda: TutorialCNN(dropout="half"), InvalidType, r"dropout must be a number in \[0, 1\), got 'half'"),
+        (lambda: TutorialCNN(dropout="half"), InvalidType, r"dropout must be a number, got 'half'"),
         (lambda: TutorialCNN(init="glorott"), InvalidValue, "unknown init 'glorott': did you mean 'glorot'"),
         (lambda: CifarResNet(depth=34), InvalidValue, r"depth 6n \+ 2 \(.*\), got 34: try 32"),
         (lambda: CifarResNet(depth=2), InvalidValue, r"got 2: try 8"),

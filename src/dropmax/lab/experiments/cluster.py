@@ -18,7 +18,7 @@ from typing import Any
 
 import filelock
 
-from dropmax.errors import RunError, optional
+from dropmax.errors import RunError, first_line, optional
 from dropmax.lab.experiments.plan import Job
 from dropmax.lab.experiments.progress import Progress
 from dropmax.lab.experiments.records import RunRecord
@@ -46,7 +46,7 @@ class Cluster:
                 ray.init(address=address, log_to_driver=False, logging_level="error")
             except (OSError, ValueError, RuntimeError) as error:
                 raise RunError(
-                    f"cannot reach a Ray cluster at {address!r} ({str(error).splitlines()[0]}): start one with "
+                    f"cannot reach a Ray cluster at {address!r} ({first_line(error)}): start one with "
                     "`ray start --head`, or name its --address"
                 ) from error
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dropmax.errors import DataError, MissingDependency
+from dropmax.errors import DataError, MissingDependency, first_line
 from dropmax.workbench.data.limits import refuse_bomb, refuse_long
 
 __all__ = ["open_parquet", "parquet_labels", "parquet_numbers"]
@@ -43,7 +43,7 @@ def open_parquet(path: Path, columns: Sequence[str], *, numeric: bool = False, d
     except DataError:
         raise
     except Exception as error:  # pyarrow raises OSError, ValueError, TypeError and others on damaged files
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        reason = first_line(error)
         raise DataError(f"{path} cannot be read as a Parquet table: {reason}") from error
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dropmax.errors import DataError, MissingDependency, did_you_mean
+from dropmax.errors import DataError, MissingDependency, did_you_mean, first_line
 from dropmax.workbench.data.dataset import spell
 from dropmax.workbench.data.limits import refuse_bomb, refuse_long
 
@@ -170,6 +170,6 @@ def _parquet(path: Path) -> tuple[list[str], Iterator[dict[str, Any]]]:
     except DataError:
         raise
     except Exception as error:  # pyarrow raises OSError, ValueError, TypeError and others on damaged files
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        reason = first_line(error)
         raise DataError(f"{path} cannot be read as a Parquet table: {reason}") from error
     return header, iter(rows)

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dropmax.checks import check_probability
 from dropmax.workbench.networks import initialise
-from dropmax.workbench.networks.shapes import check_image_shape, check_input, check_probability, check_sizes
+from dropmax.workbench.networks.shapes import check_image_shape, check_input, check_sizes
 
 __all__ = ["LeNet"]
 
@@ -47,7 +48,8 @@ class LeNet(nn.Module):
         self.conv2 = nn.Conv2d(20, 50, 5)
         self.pool = nn.MaxPool2d(2)
         self.fc = nn.Linear(50 * _size_at_the_end(height) * _size_at_the_end(width), self.out_features)
-        self.dropout = check_probability("dropout", dropout)
+        check_probability("dropout", dropout, zero=True)
+        self.dropout = dropout
         initialise.glorot(self)
 
     def forward(self, x: Tensor) -> Tensor:

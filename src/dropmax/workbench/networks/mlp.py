@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from dropmax.checks import check_probability
 from dropmax.errors import InvalidValue
-from dropmax.workbench.networks.shapes import check_probability, check_sizes
+from dropmax.workbench.networks.shapes import check_sizes
 
 __all__ = ["MLP"]
 
@@ -29,7 +30,7 @@ class MLP(nn.Module):
     def __init__(self, in_features: int, hidden: Sequence[int] = (256, 256), dropout: float = 0.0) -> None:
         super().__init__()
         (self.in_features,) = check_sizes("in_features", [in_features])
-        dropout = check_probability("dropout", dropout)
+        check_probability("dropout", dropout, zero=True)
         layers: list[nn.Module] = []
         size = self.in_features
         for width in check_sizes("hidden", hidden):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dropmax.errors import InvalidType, InvalidValue, unknown
+from dropmax.errors import InvalidType, InvalidValue, first_line, unknown
 from dropmax.imports import import_class
 from dropmax.workbench.networks.lenet import LeNet
 from dropmax.workbench.networks.mlp import MLP
@@ -105,7 +105,7 @@ def _size_by_forward(network: nn.Module, input_shape: tuple[int, ...]) -> int:
     except Exception as error:
         raise InvalidValue(
             f"{name} has no out_features, and finding it by a forward pass of zeros of shape {tuple(zeros.shape)} "
-            f"failed ({type(error).__name__}: {_first_line(error)}): set self.out_features in its constructor"
+            f"failed ({type(error).__name__}: {first_line(error)}): set self.out_features in its constructor"
         ) from error
     finally:
         for module, mode in modes.items():
@@ -138,7 +138,3 @@ def _construct(name: str, spec: NetworkSpec, input_shape: tuple[int, ...], optio
     if needed:
         raise InvalidValue(f"network {name!r} needs the option{'s' * (len(needed) > 1)} {', '.join(needed)}")
     return spec.cls(**arguments, **options)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "no message")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dropmax.errors import InvalidType, InvalidValue
 
-__all__ = ["check_image_shape", "check_input", "check_input_shape", "check_probability", "check_sizes"]
+__all__ = ["check_image_shape", "check_input", "check_input_shape", "check_sizes"]
 
 
 def check_sizes(name: str, values: Iterable[int]) -> tuple[int, ...]:
@@ -71,16 +71,3 @@ def check_input(network: str, x: Tensor, input_shape: tuple[int, ...]) -> None:
     if x.shape[1:] != input_shape:
         expected = ", ".join(str(size) for size in input_shape)
         raise InvalidValue(f"this {network} was made for a batch of shape (N, {expected}), got {tuple(x.shape)}")
-
-
-def check_probability(name: str, value: float) -> float:
-    """Return ``value`` if it lies in [0, 1).
-
-    >>> check_probability("dropout", 0.5)
-    0.5
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InvalidType(f"{name} must be a number in [0, 1), got {value!r}")
-    if not 0 <= value < 1:
-        raise InvalidValue(f"{name} must lie in [0, 1), got {value}")
-    return float(value)

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from dropmax.checks import check_probability
 from dropmax.errors import InvalidValue
 from dropmax.workbench.networks import initialise
-from dropmax.workbench.networks.shapes import check_image_shape, check_probability, check_sizes
+from dropmax.workbench.networks.shapes import check_image_shape, check_sizes
 
 __all__ = ["SmallCNN"]
 
@@ -39,6 +40,7 @@ class SmallCNN(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        check_probability("dropout", dropout, zero=True)
         widths = check_sizes("widths", widths)
         if not widths:
             raise InvalidValue("widths is empty: give one width for each block, such as (64, 128, 256)")
@@ -61,7 +63,7 @@ class SmallCNN(nn.Module):
                 channels = width
         self.layers = nn.Sequential(*layers)
         self.out_features = channels
-        self.dropout = nn.Dropout(check_probability("dropout", dropout))
+        self.dropout = nn.Dropout(dropout)
         initialise.kaiming(self)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dropmax.errors import check_choice
+from dropmax.checks import check_choice, check_probability
 from dropmax.workbench.networks import initialise
-from dropmax.workbench.networks.shapes import check_image_shape, check_input, check_probability, check_sizes
+from dropmax.workbench.networks.shapes import check_image_shape, check_input, check_sizes
 
 __all__ = ["TutorialCNN"]
 
@@ -55,12 +55,13 @@ class TutorialCNN(nn.Module):
         self.input_shape = channels, height, width = check_image_shape("TutorialCNN", input_shape)
         (self.out_features,) = check_sizes("hidden", [hidden])
         check_choice("init", init, INITS)
+        check_probability("dropout", dropout, zero=True)
         pooled_twice = -(-height // 4) * -(-width // 4)  # rounding up twice by 2 is rounding up once by 4
         self.conv1 = nn.Conv2d(channels, 32, 5, padding=2)
         self.conv2 = nn.Conv2d(32, 64, 5, padding=2)
         self.pool = nn.MaxPool2d(2, ceil_mode=True)
         self.fc = nn.Linear(64 * pooled_twice, self.out_features)
-        self.dropout = nn.Dropout(check_probability("dropout", dropout))
+        self.dropout = nn.Dropout(dropout)
         if init == "glorot":
             initialise.glorot(self)
         else:

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from dropmax.errors import RunError
+from dropmax.errors import RunError, first_line
 from dropmax.workbench.files import CannotWrite, make_directory, parse_json, write_atomically
 from dropmax.workbench.recipes import Recipe, load_recipe
 
@@ -164,7 +164,7 @@ class RunDirectory:
                 "from an older checkpoint"
             ) from error
         except Exception as error:  # zipfile, torch and its unpickler raise a dozen kinds on damaged files
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            reason = first_line(error)
             raise RunError(f"{path} cannot be read ({reason}): delete it to go on from an older checkpoint") from error
         if not isinstance(state, dict) or "epoch" not in state or "model" not in state:
             raise RunError(f"{path} is not a checkpoint of dropmax: delete it to go on from an older checkpoint")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dropmax.classifier import Classifier
-from dropmax.errors import InvalidValue, RunError
+from dropmax.errors import InvalidValue, RunError, first_line
 from dropmax.heads import Loss
 from dropmax.workbench.data import Batches, Dataset
 from dropmax.workbench.recipes import Recipe
@@ -192,7 +192,7 @@ class Session:
             self.sums = None if sums is None else sums.to(self.device)
             self._check_progress()
         except Exception as error:  # torch raises a dozen kinds where a state is not that of this model or optimiser
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            reason = first_line(error)
             raise RunError(f"{source} does not fit its recipe: {reason}") from error
 
     def _check_progress(self) -> None:
@@ -217,7 +217,7 @@ def _device(name: str | None, ranks: Ranks) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise InvalidValue(f"the device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
+        raise InvalidValue(f"the device {name!r} cannot be used here: {first_line(error)}") from error
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", ranks.local_rank)
         torch.cuda.set_device(device)

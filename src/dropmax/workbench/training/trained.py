@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dropmax.calibration import Calibration
 from dropmax.classifier import Classifier
-from dropmax.errors import DropMaxError, InvalidValue, RunError
+from dropmax.errors import DropMaxError, InvalidValue, RunError, first_line
 from dropmax.heads import make_head
 from dropmax.imports import check_import
 from dropmax.workbench.backbones import Origin
@@ -201,7 +201,7 @@ def load_model(path: Path | str, *, device: torch.device | str = "cpu", trust_co
     except (
         safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError, OverflowError,
     ) as error:  # fmt: skip
-        raise RunError(f"{file} is damaged or not a model of dropmax: {_first_line(error)}") from error
+        raise RunError(f"{file} is damaged or not a model of dropmax: {first_line(error)}") from error
     trained = TrainedModel(
         model.eval(), recipe, classes, input_shape, tuple(about["mean"]), tuple(about["std"]), about["stored_size"],
         tuple(about.get("columns", ())), tuple(about["brightness"]) if "brightness" in about else None,
@@ -210,7 +210,7 @@ def load_model(path: Path | str, *, device: torch.device | str = "cpu", trust_co
     try:
         trained.model.to(device)
     except (RuntimeError, AssertionError) as error:  # what torch raises for a name it does not know, or no such device
-        raise InvalidValue(f"cannot use the device {str(device)!r}: {_first_line(error)}") from error
+        raise InvalidValue(f"cannot use the device {str(device)!r}: {first_line(error)}") from error
     return trained
 
 
@@ -273,7 +273,3 @@ def _read_about(about: Any) -> dict[str, Any]:
         if len(values) != shape[0] or (name == "std" and not all(value > 0 for value in values)):
             raise ValueError(f"its {name} does not fit inputs of shape {tuple(shape)}")
     return about
-
-
-def _first_line(error: Exception) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
