@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.cli.conftest import Run
 
 from dropmax.lab.explorer import Explorer
 from dropmax.lab.figures.runs import load_runs
@@ -20,6 +19,7 @@ from dropmax.workbench.export import export
 from dropmax.workbench.recipes import load_recipe
 from dropmax.workbench.training import load_data, load_model, train
 from dropmax.workbench.training.trained import write_model
+from tests.command import Run
 
 
 @pytest.fixture(scope="module")
