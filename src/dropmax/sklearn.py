@@ -89,6 +89,9 @@ class DropMaxClassifier(ConformalMixin, ClassifierMixin, BaseEstimator):  # type
         early_stopping: hold out a stratified ``validation_fraction`` of the distinct examples, and keep the weights
             that were best on it. Where no class has an example to spare, nothing is held out.
         validation_fraction: share held out for early stopping.
+        refit: after early stopping, train anew on all rows for the number of passes that was best. Otherwise the
+            held-out rows teach the model nothing, and the weights are those that were best on them.
+        dropout: share of the hidden units left out in every step.
         mode: how to predict unless told otherwise, see :meth:`predict_proba`.
         device: where torch computes.
         random_state: seeds the weights, the order of the batches, the masks and the validation split.
@@ -131,6 +134,8 @@ class DropMaxClassifier(ConformalMixin, ClassifierMixin, BaseEstimator):  # type
         n_iter_no_change: int = 10,
         early_stopping: bool = True,
         validation_fraction: float = 0.1,
+        refit: bool = True,
+        dropout: float = 0.5,
         mode: str = "mean",
         device: str = "cpu",
         random_state: Any = None,
@@ -150,6 +155,8 @@ class DropMaxClassifier(ConformalMixin, ClassifierMixin, BaseEstimator):  # type
         self.n_iter_no_change = n_iter_no_change
         self.early_stopping = early_stopping
         self.validation_fraction = validation_fraction
+        self.refit = refit
+        self.dropout = dropout
         self.mode = mode
         self.device = device
         self.random_state = random_state
@@ -177,8 +184,25 @@ class DropMaxClassifier(ConformalMixin, ClassifierMixin, BaseEstimator):  # type
                 Examples(X[rows], y[rows], weight[rows], self.scaler_, self.device) for rows in (~chosen, chosen)
             )
             self._train(train, held_out)
+        if self.refit and len(held_out):
+            with _random_numbers(self._seed):
+                self._refit(X, y, weight)
         self.model_.eval()
         return self
+
+    def _refit(self, X: Any, y: NDArray[Any], weight: NDArray[Any]) -> None:
+        """Train a new network on all examples, for as many passes as were best for the held-out ones."""
+        curve, passes = self.validation_curve_, 1 + int(np.argmin(self.validation_curve_))
+        self._start(self.classes_)
+        self.validation_curve_ = curve
+        if self.scaler_ is not None:
+            fit_scaler(self.scaler_, X, weight)
+        examples = Examples(X, y, weight, self.scaler_, self.device)
+        optimizer = self._optimizer()
+        for _ in range(passes):
+            self._epoch(optimizer, examples)
+        if self.verbose:
+            print(f"{passes} passes over all rows: loss {self.loss_curve_[-1]:.4f}")
 
     def _train(self, train: Examples, held_out: Examples) -> None:
         """Make passes until the loss, of the held-out examples where there are any, no longer falls."""
@@ -273,7 +297,7 @@ class DropMaxClassifier(ConformalMixin, ClassifierMixin, BaseEstimator):  # type
         if self.network is None:
             sizes: Any = self.hidden_layer_sizes
             sizes = [sizes] if isinstance(sizes, numbers.Integral) else sizes
-            net: nn.Module = MLP(n_features, check_sizes("hidden_layer_sizes", sizes))
+            net: nn.Module = MLP(n_features, check_sizes("hidden_layer_sizes", sizes), _plain(self.dropout))
         else:
             net = self.network(n_features)
             if not isinstance(net, nn.Module):

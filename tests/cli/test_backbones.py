@@ -121,4 +121,6 @@ def test_the_split_of_embedded_rows_is_kept(tmp_path: Path) -> None:
     np.savez(tmp_path / "f.npz", x=np.arange(24.0).reshape(12, 2), y=labels, split=split, names=names, classes=classes)
     data = load(tmp_path / "f.npz")
     assert (len(data.train), len(data.validation), len(data.test)) == (6, 2, 3)
+    assert data.outside is not None
+    assert data.outside.tolist() == [[22.0, 23.0]]
     assert "1 rows of outside are neither trained nor tested on" in data.notes

@@ -155,7 +155,7 @@ def test_partial_fit_learns_from_a_stream_and_repeats_itself(iris: tuple[Any, An
     order = np.random.default_rng(0).permutation(150)
 
     def stream() -> DropMaxClassifier:
-        model = DropMaxClassifier((32,), learning_rate_init=0.01, random_state=0)
+        model = DropMaxClassifier((32,), learning_rate_init=0.01, dropout=0.0, random_state=0)
         for _ in range(10):
             for rows in np.array_split(order, 5):
                 model.partial_fit(X[rows], y[rows], classes=np.unique(y))
@@ -172,7 +172,7 @@ def test_partial_fit_learns_from_a_stream_and_repeats_itself(iris: tuple[Any, An
 
 def test_partial_fit_goes_on_from_fit(iris: tuple[Any, Any]) -> None:
     X, y = iris
-    model = quick().fit(X, y)
+    model = quick(dropout=0.0, refit=False).fit(X, y)
     before = model.loss_curve_[-1]
     for _ in range(5):
         model.partial_fit(X, y)
@@ -183,7 +183,7 @@ def test_partial_fit_goes_on_from_fit(iris: tuple[Any, Any]) -> None:
 def test_early_stopping_keeps_the_best_weights(iris: tuple[Any, Any]) -> None:
     X, y = iris
     model = DropMaxClassifier(
-        (64,), early_stopping=True, learning_rate_init=0.05, random_state=0, validation_fraction=0.3
+        (64,), early_stopping=True, refit=False, learning_rate_init=0.05, random_state=0, validation_fraction=0.3
     )
     model.fit(X, y)
     curve = model.validation_curve_
@@ -192,6 +192,18 @@ def test_early_stopping_keeps_the_best_weights(iris: tuple[Any, Any]) -> None:
     assert best < len(curve) - 1
     stopped_there = clone(model).set_params(max_iter=best + 1).fit(X, y)
     assert np.array_equal(stopped_there.predict_proba(X), model.predict_proba(X))
+
+
+def test_the_second_fit_is_of_all_rows_for_the_passes_that_were_best(iris: tuple[Any, Any]) -> None:
+    X, y = iris
+    model = DropMaxClassifier((64,), learning_rate_init=0.05, random_state=0, validation_fraction=0.3).fit(X, y)
+    best = 1 + int(np.argmin(model.validation_curve_))
+    assert best < len(model.validation_curve_)
+    assert model.n_iter_ == len(model.loss_curve_) == best
+    options = {"early_stopping": False, "max_iter": best, "n_iter_no_change": 1000}
+    with pytest.warns(ConvergenceWarning):
+        plain = clone(model).set_params(**options).fit(X, y)
+    assert np.array_equal(plain.predict_proba(X), model.predict_proba(X)), "as if nothing had ever been held out"
 
 
 def test_it_says_when_it_has_not_converged_and_only_then(
@@ -208,8 +220,9 @@ def test_it_says_when_it_has_not_converged_and_only_then(
 def test_verbose_prints_a_line_now_and_then(iris: tuple[Any, Any], capsys: pytest.CaptureFixture[str]) -> None:
     quick(max_iter=25, verbose=True, early_stopping=True).fit(*iris)
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in lines] == ["pass 10", "pass 20", "pass 25"]
-    assert all("loss" in line and "validation log loss" in line for line in lines)
+    assert [line.split(":")[0] for line in lines] == ["pass 10", "pass 20", "pass 25", lines[-1].split(":")[0]]
+    assert all("loss" in line and "validation log loss" in line for line in lines[:-1])
+    assert "passes over all rows: loss" in lines[-1]
     quick().fit(*iris)
     assert capsys.readouterr().out == ""
 

@@ -131,7 +131,9 @@ def test_the_objective_is_the_weighted_mean_of_the_heads_loss(iris: tuple[Any, A
     X, y = iris
     weight = np.random.default_rng(0).uniform(0.1, 3, len(y))
     exact = {"likelihood": "exact"}  # which draws no masks
-    model = quick(max_iter=1, batch_size=1000, learning_rate_init=1e-12, head_options=exact, early_stopping=False)
+    model = quick(
+        max_iter=1, batch_size=1000, learning_rate_init=1e-12, head_options=exact, early_stopping=False, dropout=0.0
+    )
     model.fit(X, y, weight)
     mean = np.average(X, axis=0, weights=weight)
     scale = np.sqrt(np.average((X - mean) ** 2, axis=0, weights=weight))

@@ -185,7 +185,8 @@ def _import_backbone(name: str | None, trust_code: bool) -> None:
 def _choose(data: str | None, recipe: str | None, overrides: dict[str, Any], features: bool = False) -> Recipe:
     """Find the recipe and override it by what was given on the command line."""
     if features and data is not None and recipe is None:
-        return load_recipe("own-features").override({"data.name": data, **overrides})
+        own = "own-images.pretrained" if Path(data).expanduser().is_dir() else "own-text"
+        return load_recipe(own).override({"data.name": data, **overrides})
     if recipe is not None and recipe.endswith(".toml"):
         return load_recipe(recipe).override(overrides if data is None else {"data.name": data, **overrides})
     if data is None:
@@ -217,7 +218,7 @@ def _weights(text: str | None) -> str | list[float] | None:
 def _report(path: Path, rows: list[dict[str, Any]], recipe: Recipe, as_json: bool) -> None:
     from dropmax.workbench.training import load_model
 
-    last = rows[-1]
+    last, refit = rows[-1], recipe.training.refit
     calibration = load_model(path, trust_code=True).calibration  # trained a moment ago
     if as_json:
         print(json.dumps({"run": str(path), **last, "calibration": calibration and calibration.summary()}))
@@ -226,7 +227,7 @@ def _report(path: Path, rows: list[dict[str, Any]], recipe: Recipe, as_json: boo
         found = last["validation"]
         print(
             f"Validation after {last['epoch']} epochs: error {100 * found['error']:.2f} %, NLL {found['nll']:.4f}, "
-            f"ECE {100 * found['ece']:.2f} %"
+            f"ECE {100 * found['ece']:.2f} %" + (", before the last fit on all rows" if refit else "")
         )
     if calibration is not None:
         print(printable(f"Calibrated: {calibration.reason}."))

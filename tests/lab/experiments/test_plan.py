@@ -371,3 +371,11 @@ def test_a_registered_head_is_a_row_and_all_means_the_papers_eight(monkeypatch: 
         "focal",
     ]
     assert [group.variant for group in plan_table(["mnist-1k"]).groups] == list(ROWS)
+
+
+def test_runs_that_are_compared_keep_their_held_out_rows(tmp_path: Path) -> None:
+    from dropmax.workbench.recipes import load_recipe
+
+    (tmp_path / "mine.npz").touch()
+    assert load_recipe("own-features").training.refit
+    assert not plan_table([str(tmp_path / "mine.npz")], tune=False).groups[0].recipe.training.refit

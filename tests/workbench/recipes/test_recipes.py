@@ -26,7 +26,7 @@ def test_every_recipe_is_whole_and_survives_a_round_trip(name: str, tmp_path: Pa
     recipe = load_recipe(name)
     (tmp_path / "copy.toml").write_text(recipe.to_toml())
     assert load_recipe(tmp_path / "copy.toml").to_dict() == recipe.to_dict()
-    shape = {"mnist": (1, 28, 28), "cifar": (3, 32, 32), "own-f": (7,)}.get(name[:5], (3, 64, 64))
+    shape = {"mnist": (1, 28, 28), "cifar": (3, 32, 32), "own-f": (7,), "own-t": (7,)}.get(name[:5], (3, 64, 64))
     network = dict(recipe.network)
     make_network(network.pop("name"), shape, **network)
     for head in HEADS:
@@ -202,3 +202,11 @@ def test_the_gates_of_the_baselines_count_as_theta(head: str) -> None:
         p for group in make_optimizer(model, recipe).param_groups if not group["weight_decay"] for p in group["params"]
     ]
     assert {id(p) for p in free} == {id(p) for p in model.head.retain.parameters()}
+
+
+def test_the_three_recipes_for_features_differ_in_their_data_only() -> None:
+    plain, photographs, texts = (
+        {**load_recipe(name).to_dict(), "data": None} for name in ("own-features", "own-images.pretrained", "own-text")
+    )
+    assert plain == photographs == texts
+    assert plain["training"]["refit"], "with few rows, held-out ones must not be lost"

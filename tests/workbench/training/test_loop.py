@@ -22,6 +22,7 @@ from dropmax.workbench.evaluation import predict
 from dropmax.workbench.recipes import Recipe, load_recipe
 from dropmax.workbench.training import RunDirectory, load_data, load_model, resume, train
 from dropmax.workbench.training import optimizer as optimizer_
+from dropmax.workbench.training.session import Session
 from tests.close import close
 
 FILES = ("metrics.jsonl", "model.safetensors", "recipe.toml")
@@ -198,6 +199,7 @@ def test_a_loss_that_is_no_longer_finite_is_named_and_the_last_good_state_kept(t
         {"training__precision": "bfloat16"},
         {"head__name": "sampled-softmax", "network__name": "tutorial-cnn"},
         {"training__mixup": 0.4},
+        {"training__refit": True},
     ],
 )
 def test_every_option_trains_and_resumes_to_the_same_bytes(overrides: dict[str, Any], tmp_path: Path) -> None:
@@ -210,9 +212,28 @@ def test_every_option_trains_and_resumes_to_the_same_bytes(overrides: dict[str, 
     assert contents(partial.path) == contents(whole.path)
 
 
-def test_mixed_rows_have_the_cross_entropy_of_mixed_labels() -> None:
-    from dropmax.workbench.training.session import Session
+def test_refitting_trains_anew_on_training_and_validation_rows(tmp_path: Path) -> None:
+    recipe = small(training__epochs=2)
+    once = train(recipe, tmp_path / "once", quiet=True)
+    twice = train(recipe.override({"training.refit": True}), tmp_path / "twice", quiet=True)
+    assert twice.metrics() == once.metrics(), "the log is that of the run with held-out rows"
+    data = load_data(recipe)
+    session = Session(recipe, data.with_validation_trained_on(), device="cpu")
+    assert len(session.data.train) == len(data.train) + len(data.validation) == 500
+    for _ in range(2):
+        for group in session.optimizer.param_groups:
+            group["lr"] = recipe.training.learning_rate_at(session.epoch)
+        for x, y in session.remaining_batches():
+            session.optimizer.zero_grad()
+            session.loss(x, y)[0].total.backward()
+            session.optimizer.step()
+        session.next_epoch()
+    for ours, naive in zip(load_model(twice.path).model.parameters(), session.model.parameters(), strict=True):
+        close(ours, naive, terms=1000)
+    assert not torch.equal(*(next(load_model(run.path).model.parameters()) for run in (once, twice)))
 
+
+def test_mixed_rows_have_the_cross_entropy_of_mixed_labels() -> None:
     recipe = small(head__name="softmax", training__mixup=0.5, data__train_size=20)
     session = Session(recipe, load_data(recipe), device="cpu")
     x, y = next(session.remaining_batches())

@@ -16,6 +16,8 @@ __all__ = ["check_code", "column_name", "place", "recipe_is_file", "resolve"]
 def resolve(data: str | None, recipe: str | None, folder: Path | None = None) -> tuple[str, Recipe]:
     """Return the name of the recipe for a column, and the recipe.
 
+    The last fit on all rows is left out: held-out rows choose grid points and temperatures here.
+
     Args:
         data: a data set, a folder or file of one's own, or ``package.module:function``; None takes the recipe file's.
         recipe: the name of one of the data set's recipes, or a ``.toml`` file.
@@ -25,6 +27,11 @@ def resolve(data: str | None, recipe: str | None, folder: Path | None = None) ->
     >>> name, recipe.data.name
     ('released', 'mnist-1k')
     """
+    name, found = _resolve(data, recipe, folder)
+    return name, found.override({"training.refit": False})
+
+
+def _resolve(data: str | None, recipe: str | None, folder: Path | None) -> tuple[str, Recipe]:
     if recipe is not None and recipe_is_file(recipe):
         path = _located(recipe, folder)
         found = load_recipe(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -123,6 +124,20 @@ class Dataset:
     origin: str = ""
     held_out: tuple[HeldOut, ...] = ()
     outside: torch.Tensor | None = None
+
+    def with_validation_trained_on(self) -> Dataset:
+        """Return the data set with the rows of the validation split in the training split; mean and std stay.
+
+        >>> from dropmax.workbench.data import load
+        >>> whole = load("mnist-1k").with_validation_trained_on()
+        >>> len(whole.train), len(whole.validation), len(whole.test)
+        (6000, 0, 10000)
+        """
+        parts = (self.train, self.validation)
+        inputs, labels = (torch.cat([getattr(part, name) for part in parts]) for name in ("inputs", "labels"))
+        train = dataclasses.replace(self.train, inputs=inputs, labels=labels)
+        none = dataclasses.replace(self.validation, inputs=inputs[:0], labels=labels[:0])
+        return dataclasses.replace(self, train=train, validation=none)
 
     @property
     def num_classes(self) -> int:

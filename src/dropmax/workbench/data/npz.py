@@ -98,8 +98,9 @@ def _by_split(path: Path, arrays: dict[str, NDArray[Any]], inputs: NDArray[Any],
     used = {part: index for part, index in rows.items() if len(index)}
     classes, encoded = encode(path, {part: labels[index] for part, index in used.items()}, arrays.get("classes"))
     parts = {part: Part(inputs[index], encoded[part]) for part, index in used.items()}
-    others = sorted(set(split[part_of == ""].tolist()))
-    left_out = f"{int((part_of == '').sum()):,} rows of {spell(others)} are neither trained nor tested on"
+    unused = (part_of == "") | (part_of == "outside")
+    others = sorted(set(split[unused].tolist()))
+    left_out = f"{int(unused.sum()):,} rows of {spell(others)} are neither trained nor tested on"
     return Parts(
         train=parts["train"], validation=parts.get("validation"), test=parts.get("test"), classes=classes,
         notes=(left_out,) if others else (), origin=_origin(path, arrays),

@@ -90,6 +90,7 @@ class TrainingOptions:
     compile: bool = False
     validate_every: int = 1  #: epochs between measurements on the validation set
     calibrate: bool = True  #: whether to fit temperatures on the validation set at the end
+    refit: bool = False  #: whether to train once more at the end, on training and validation rows together
     checkpoint_seconds: float = 20.0  #: least time between checkpoints; the last epoch always makes one
     seed: int = 0
 

@@ -170,6 +170,11 @@ def fit(session: Session, run: RunDirectory, callbacks: Sequence[Callback] = (),
                         saved_at = time.monotonic()
                     stop.check()
             final = json.loads(session.log.splitlines()[-1])
+            if is_first and options.calibrate:
+                source = f"held-out rows of {Path(session.recipe.data.name).name}"
+                calibrate(session.model, session.validation, source=source)
+            if options.refit and len(session.data.validation):
+                session = _refit(session, quiet=quiet)
         except KeyboardInterrupt as error:
             # Between two steps the state is whole. Ranks do not stop at the same step, so several keep what they have.
             if not isinstance(error, _AtOnce) and session.ranks.world_size == 1:
@@ -187,12 +192,24 @@ def fit(session: Session, run: RunDirectory, callbacks: Sequence[Callback] = (),
         finally:
             watchers.end(final)
     if is_first:
-        if options.calibrate:
-            calibrate(
-                session.model, session.validation, source=f"held-out rows of {Path(session.recipe.data.name).name}"
-            )
         save_model(run.path / "model.safetensors", session.model, session.recipe, session.data)
     session.ranks.wait()
+
+
+def _refit(session: Session, *, quiet: bool) -> Session:
+    """Train anew on all rows but the test part; the calibration stays that of the held-out rows.
+
+    It has no checkpoints of its own: a run that is stopped here goes on from its last epoch, and begins this again.
+    """
+    data, ranks = session.data.with_validation_trained_on(), session.ranks
+    again = Session(session.recipe, data, device=str(session.device), ranks=ranks)
+    again.model.head.calibration = session.model.head.calibration
+    epochs, name = again.recipe.training.epochs, f"all {len(data.train):,} rows of {again.recipe.data.name}"
+    with TrainingProgress(name, epochs, len(again.batches), quiet=quiet) as progress, _signals() as stop:
+        while again.epoch < epochs:
+            _epoch(again, Callbacks(()), progress, stop)
+            again.next_epoch()
+    return again
 
 
 def _epoch(session: Session, watchers: Callbacks, progress: TrainingProgress, stop: _Stop) -> dict[str, Any]:
