@@ -163,6 +163,7 @@ class DropMaxClassifier(ConformalMixin, ClassifierMixin, BaseEstimator):  # type
         self.verbose = verbose
 
     _kept_optimizer: torch.optim.Optimizer | None
+    validation_curve_: list[float]
 
     # --- training ------------------------------------------------------------------------------------------------
 
@@ -192,9 +193,10 @@ class DropMaxClassifier(ConformalMixin, ClassifierMixin, BaseEstimator):  # type
 
     def _refit(self, X: Any, y: NDArray[Any], weight: NDArray[Any]) -> None:
         """Train a new network on all examples, for as many passes as were best for the held-out ones."""
-        curve, passes = self.validation_curve_, 1 + int(np.argmin(self.validation_curve_))
+        curve: list[float] = self.validation_curve_
+        passes = 1 + int(np.argmin(curve))
         self._start(self.classes_)
-        self.validation_curve_ = curve
+        self.validation_curve_ += curve
         if self.scaler_ is not None:
             fit_scaler(self.scaler_, X, weight)
         examples = Examples(X, y, weight, self.scaler_, self.device)
@@ -307,7 +309,7 @@ class DropMaxClassifier(ConformalMixin, ClassifierMixin, BaseEstimator):  # type
         self.model_ = Classifier(net, head).to(device=self.device, dtype=torch.float32)
         self.scaler_ = StandardScaler() if self.standardize else None
         self.loss_curve_: list[float] = []
-        self.validation_curve_: list[float] = []
+        self.validation_curve_ = []
         self.n_iter_ = 0
         self._kept_optimizer = None
 

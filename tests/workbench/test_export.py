@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -212,3 +213,45 @@ def test_what_cannot_be_exported_is_told_what_can(tmp_path: Path) -> None:
         with pytest.raises(InvalidType, match=f"export takes a run directory.* not a {type(wrong).__name__}.*{hint}"):
             export(wrong, tmp_path / "model.onnx", format="torch-export")  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
+
+
+def behind(kind: str, graph: nn.Module | None, monkeypatch: pytest.MonkeyPatch) -> TrainedModel:
+    """A model of five features that a pretrained network of this kind makes of 3 x 8 x 8 pixels or of texts."""
+    from dropmax.workbench import export as module
+    from dropmax.workbench.backbones import Backbone, Origin
+
+    origin = Origin("small", kind, "small", "1", "abc", "as it is")
+    backbone = Backbone(origin, lambda batch: torch.zeros(len(batch), 5), 8, 8, graph)
+    module._reloaded.cache_clear()
+    monkeypatch.setattr(module, "reload_backbone", lambda text: backbone)
+    return replace(model("dropmax", (5,), "abc"), origin=origin.to_json())
+
+
+def test_photographs_become_answers_in_one_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Graph(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 5, 3)
+
+        def forward(self, images: Tensor) -> Tensor:
+            return torch.relu(self.conv(images.float() / 255)).mean((2, 3))
+
+    graph = Graph().eval()
+    trained = behind("images", graph, monkeypatch)
+    found = export(trained, tmp_path / "m.onnx")
+    assert "note" not in found
+    pixels = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8)
+    with torch.no_grad():
+        wanted = expected(trained, graph(pixels))
+    answers = with_onnx(tmp_path / "m.onnx")(pixels)
+    for name, value in wanted.items():
+        close(answers[name], value, what=name, terms=27 * 36, scale=10.0)
+
+
+@pytest.mark.parametrize(("kind", "says"), [("text", "a tokenizer is no"), ("images", "torch.export cannot follow it")])
+def test_a_graph_of_features_says_why(kind: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = behind(kind, None, monkeypatch)
+    found = export(trained, tmp_path / "m.pt2", format="torch-export")
+    assert raw_shape(trained) == (5,)
+    assert "the features of small" in found["note"]
+    assert says in found["note"]

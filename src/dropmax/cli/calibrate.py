@@ -61,10 +61,10 @@ def calibrate(
     if new is None:
         rows = load_data(trained.recipe, data_dir, run=run, data=data).validation
         source = f"held-out rows of {Path(trained.recipe.data.name).name}"
-        if not len(rows):
+        if not len(rows) or trained.recipe.training.refit:
             raise DataError(
-                f"{run} held no rows out, and those that trained it would only flatter it: name labelled rows that "
-                f"did not, as DATA"
+                f"{run} was trained on all of its rows in the end, and those would only flatter it: name labelled rows "
+                f"that did not train it, as DATA"
             )
     else:
         rows, source = read_new(trained, new, data_dir, label_column, id_column), f"rows of {Path(new).name}"

@@ -61,4 +61,5 @@ def export(
     checked = (
         "" if form == "safetensors" else f"; its answers differ from PyTorch's by {found['largest_difference']:.1e}"
     )
-    print(f"{out} holds the model ({found['bytes'] / 1e6:.1f} MB){checked}")
+    note = f"; {found['note']}" if "note" in found else ""
+    print(f"{out} holds the model ({found['bytes'] / 1e6:.1f} MB){checked}{note}")

@@ -106,6 +106,8 @@ def predict(
         trained.calibration.threshold(coverage)  # too few rows for that are reported before the work
     expected = trained.expected
     texts = [str(given) for given in files if expected.text_column and not given.exists()]
+    if expected.text_column and any(given.is_dir() for given in files):  # "" is the current directory
+        raise InvalidValue("a model of sentences takes sentences that are not empty, or tables; it was given a folder")
     chosen = find_inputs([given for given in files if str(given) not in texts])
     columns: dict[str, Any] = {"label_column": label_column, "id_column": id_column}
     expected = dataclasses.replace(expected, **{key: value for key, value in columns.items() if value})

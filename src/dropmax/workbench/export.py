@@ -7,6 +7,7 @@ and normalise inside the graph. All three hold the same metadata, under the key 
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import json
 import logging
@@ -23,6 +24,7 @@ from dropmax.checks import check_choice
 from dropmax.errors import DropMaxError, InvalidType, RunError, first_line, optional
 from dropmax.exact import portable
 from dropmax.heads.masked import MaskedHead
+from dropmax.workbench.backbones import Backbone, Origin, reload_backbone
 from dropmax.workbench.data import normalise
 from dropmax.workbench.data.images import centre_crop
 from dropmax.workbench.files import write_atomically
@@ -64,6 +66,10 @@ class Served(nn.Module):
 
     def __init__(self, trained: TrainedModel) -> None:
         super().__init__()
+        found = pretrained(trained)
+        self.backbone = None if found is None else copy.deepcopy(found.graph)
+        if self.backbone is not None:
+            self.backbone.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         self.model = copy.deepcopy(trained.model).cpu().float().eval().requires_grad_(False)
         self.model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         self.window = trained.input_shape[1:]  # height and width of the centre crop; () for features
@@ -72,6 +78,8 @@ class Served(nn.Module):
 
     def forward(self, inputs: Tensor) -> dict[str, Tensor]:
         """Crop, normalise, and predict."""
+        if self.backbone is not None:
+            inputs = self.backbone(inputs)
         if self.window:
             inputs = centre_crop(inputs, *self.window)
         features = self.model.net(normalise(inputs, self.shift, self.scale))
@@ -89,8 +97,32 @@ class Served(nn.Module):
         return {name: answers[name] for name in OUTPUTS}
 
 
+@functools.cache
+def _reloaded(origin: str) -> Backbone:
+    return reload_backbone(origin)
+
+
+def pretrained(trained: TrainedModel) -> Backbone | None:
+    """Return the pretrained network that becomes a part of the graph, where there is one that can."""
+    if not trained.origin or Origin.from_json(trained.origin).kind != "images":
+        return None
+    found = _reloaded(trained.origin)
+    return None if found.graph is None else found
+
+
+def _why_features(trained: TrainedModel) -> str:
+    """Say why a graph of a model behind a pretrained network takes features all the same."""
+    if not trained.origin or pretrained(trained) is not None:
+        return ""
+    origin = Origin.from_json(trained.origin)
+    reason = "a tokenizer is no tensor operation" if origin.kind == "text" else "torch.export cannot follow it"
+    return f"it takes the features of {origin.short}, because {reason}: make them with `dropmax embed`"
+
+
 def raw_shape(trained: TrainedModel) -> tuple[int, ...]:
     """Return the shape of one raw input: (C, H, W) as stored, before the centre crop, or (D,)."""
+    if (backbone := pretrained(trained)) is not None:
+        return (3, backbone.image_size, backbone.image_size)
     if not trained.is_images or trained.stored_size == trained.input_shape[-1]:
         return trained.input_shape
     return (trained.input_shape[0], trained.stored_size, trained.stored_size)
@@ -104,9 +136,10 @@ def metadata(trained: TrainedModel) -> dict[str, Any]:
         "head": trained.model.head.config(),
         "inputs": {
             "name": "inputs",
-            "dtype": "uint8" if trained.is_images else "float32",
+            "dtype": "uint8" if len(raw_shape(trained)) == 3 else "float32",
             "shape": ["batch", *raw_shape(trained)],
         },
+        "backbone": json.loads(trained.origin) if trained.origin else None,
         "outputs": OUTPUTS,
         "version": __version__,
         "commit": commit(),
@@ -125,7 +158,8 @@ def export(
 
     The graph formats are run before they are written, on random inputs in batches of 1, 2 and 7, and compared with
     PyTorch. Returned are ``file``, ``format``, ``bytes``, and the ``largest_difference`` of any output (0 for
-    safetensors, which holds the weights themselves).
+    safetensors, which holds the weights themselves). A model behind a pretrained network for photographs becomes one
+    graph from pixels to answers; where that cannot be, ``note`` says why the graph takes features.
 
     Args:
         run: a run directory, a ``model.safetensors``, or a loaded model.
@@ -163,7 +197,9 @@ def export(
             "nothing was written"
         )
     write_atomically(path, content)
-    return {"file": str(path), "format": format, "bytes": len(content), "largest_difference": difference}
+    found = {"file": str(path), "format": format, "bytes": len(content), "largest_difference": difference}
+    note = "" if format == "safetensors" else _why_features(trained)
+    return found | ({"note": note} if note else {})
 
 
 def _trained(run: Any, trust_code: bool) -> TrainedModel:
@@ -195,7 +231,7 @@ def refuse_to_overwrite(path: Path, force: bool) -> None:
 def _random_inputs(trained: TrainedModel, count: int, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     shape = (count, *raw_shape(trained))
-    if trained.is_images:
+    if len(shape) == 4:
         return torch.randint(256, shape, generator=generator, dtype=torch.uint8)
     return torch.tensor(trained.mean) + torch.tensor(trained.std) * torch.randn(shape, generator=generator)
 
