@@ -106,6 +106,9 @@ class Head(nn.Module):
     #: overrides :meth:`terms` says so itself if that is still true.
     soft_targets: ClassVar[bool] = False
 
+    #: The loss stops a gradient on purpose, so that its gradient is not that of its value by finite differences.
+    stops_gradient: ClassVar[bool] = False
+
     #: Masks are drawn when predicting: the modes "mc" and "exact" differ from "mean".
     masked: bool = False
 
@@ -274,9 +277,11 @@ class Head(nn.Module):
 
         Soft labels count as the most probable class. Logits that are None are computed.
         """
+        if not self.training:
+            return
         with torch.no_grad():
             logits = self.logits(rows) if logits is None else logits
-            if self.training and not is_transformed(logits["classifier"]):
+            if not is_transformed(logits["classifier"]):
                 hard = target.argmax(-1) if target.is_floating_point() else target
                 self.observe(logits, *self.check_labels(hard, shape))
 
@@ -293,6 +298,11 @@ class Head(nn.Module):
         weights = self.term_weights()
         total: Tensor | None = None
         for name, term in terms.items():
+            if term.shape != target.shape[:1]:
+                raise InvalidValue(
+                    f"{type(self).__name__}.terms: {name!r} must hold one number per row, shape ({len(target)},), got "
+                    f"{tuple(term.shape)}"
+                )
             weight_of_term = weights.get(name, 1.0)
             if total is None:
                 total = term if weight_of_term == 1.0 else term * weight_of_term

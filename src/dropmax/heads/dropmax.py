@@ -90,6 +90,7 @@ class DropMax(MaskedHead):
     name = "dropmax"
     maps: ClassVar[dict[str, str]] = {"psi": "classifier", "theta": "retain", "phi": "correction"}
     fused = True
+    stops_gradient = True
 
     correction: nn.Linear | LowRankLinear
 
