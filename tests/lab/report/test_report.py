@@ -133,7 +133,6 @@ def test_two_hundred_classes_stay_legible(pages: dict[str, str]) -> None:
 
 def test_heads_without_masks_get_a_report_too(pages: dict[str, str]) -> None:
     shown = Page(pages["softmax"]).text
-    assert "This head learns no masks: what it may confuse is known only from its mistakes." in shown
     assert "ver all masks" not in shown
 
 

@@ -1,4 +1,4 @@
-"""The confusion graph: classes linked where the retain probabilities say they may be confused."""
+"""The confusion graph: classes linked where prediction sets hold both."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from dropmax.workbench.evaluation import Outputs
 __all__ = ["CAPTION", "Link", "around_a_circle", "draw", "links"]
 
 CAPTION = (
-    "Classes linked where ρ says they may be confused: the wider the link, the larger the share of test examples "
-    "predicted as one of the two for which the other's ρ stands out. It needs no labels."
+    "Classes linked where one input could be either: the wider the link, the larger the share of test examples said to "
+    "be one of the two whose prediction set holds the other. It needs no labels of these examples."
 )
 #: More links than this, or more classes, and it cannot be read.
 MOST_LINKS, MOST_CLASSES = 30, 24
@@ -25,7 +25,7 @@ MOST_LINKS, MOST_CLASSES = 30, 24
 
 @dataclass(frozen=True)
 class Link:
-    """Two classes: the share of examples predicted as either for which rho flags the other, and measured mistakes.
+    """Two classes: the share of examples answered as either whose set holds the other, and measured mistakes.
 
     >>> Link(3, 5, flagged=0.125, mistakes=7).flagged
     0.125
@@ -125,7 +125,7 @@ def draw(subject: Subject) -> tuple[Any, str]:
     for weight in (1.0, 0.5, 0.1) if found else ():
         axes.plot([], [], color=style.BLUE, label=f"{100 * weight * most:.2g} %", **_look(weight))
     if found:
-        title = "of the examples answered as either,\nthe share for which the other stands out"
+        title = "of the examples answered as either,\nthe share whose set holds the other"
         figure.legend(loc="outside lower center", ncol=3, fontsize=8, title=title, title_fontsize=8, handlelength=3)
     if not found:
         return figure, "For no test example does a rival's ρ stand out."

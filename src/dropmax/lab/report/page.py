@@ -10,7 +10,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from dropmax import metrics
+from dropmax.calibration import apply_temperature
 from dropmax.errors import InvalidValue
 from dropmax.lab.figures import convergence, mask_curves, rejection, reliability
 from dropmax.lab.figures.runs import Run, by_data, data_name
@@ -126,20 +129,33 @@ def _logged(runs: Sequence[Run]) -> bool:
 
 
 def _modes(found: Comparison) -> list[dict[str, Any]]:
-    """Compare the mean prediction with the exact sum over all masks: means over the runs of each method."""
+    """Compare the mean prediction with the exact sum over all masks, plain and with each run's temperature.
+
+    Numbers are means over the runs of a method. There are no rows with a temperature where a run is not calibrated.
+    """
     rows = []
     for method, runs in found.methods.items():
         if not runs[0].has_masks:
             continue
+        calibrated = all(run.trained.calibration is not None for run in runs)
         for mode, words in (("mean", "ρ in place of the masks"), ("exact", "exact sum over all masks")):
-            measured = [
-                metrics.evaluate(answer(run.head, run.features(), mode=mode).probs, run.outputs.labels) for run in runs
-            ]
-            rows.append(
-                {"method": method, "mode": words}
-                | {name: sum(one[name] for one in measured) / len(measured) for name in found.metrics}
-            )
+            probs = [answer(run.head, run.features(), mode=mode).probs for run in runs]
+            rows.append({"method": method, "mode": words} | _averages(found, runs, probs))
+            if calibrated:
+                scaled = [_scaled(run, mode, p) for run, p in zip(runs, probs, strict=True)]
+                rows.append({"method": method, "mode": f"{words}, with a temperature"} | _averages(found, runs, scaled))
     return rows
+
+
+def _scaled(run: Run, mode: str, probs: Tensor) -> Tensor:
+    calibration = run.trained.calibration
+    assert calibration is not None
+    return apply_temperature(probs, calibration.temperatures[mode], from_probs=True)
+
+
+def _averages(found: Comparison, runs: Sequence[Run], probs: Sequence[Tensor]) -> dict[str, float]:
+    measured = [metrics.evaluate(p, run.outputs.labels) for p, run in zip(probs, runs, strict=True)]
+    return {name: sum(one[name] for one in measured) / len(measured) for name in found.metrics}
 
 
 def _method(method: str, runs: Sequence[Run]) -> dict[str, Any]:
