@@ -194,7 +194,7 @@ good, labels2 = torch.tensor([[2.0, -1.0], [0.5, 3.0]]), torch.tensor([0, 1])
         (good[0], labels2, {}, InvalidValue, r"shape \(n, K\)"),
         (good * math.nan, labels2, {}, InvalidValue, r"logits hold nan at \[0, 0\]"),
         (good.index_fill(0, torch.tensor(1), -math.inf), labels2, {}, InvalidValue, r"logits hold -inf at \[1, 0\]"),
-        (good, torch.tensor([0, 2]), {}, InvalidValue, r"target\[1\] = 2 is no class"),
+        (good, torch.tensor([0, 2]), {}, InvalidValue, r"target\[1\] = 2 is not a class"),
         (good, torch.tensor([0]), {}, InvalidValue, "one label for each of the 2 rows"),
         (good, labels2.float(), {}, InvalidType, "integer class labels"),
         (good.long(), labels2, {}, InvalidType, "floating point"),

@@ -218,7 +218,7 @@ def _is_number(value: object) -> bool:
 def check_class_weight(
     weight: Tensor | Sequence[float] | None, num_classes: int, device: torch.device | str | None
 ) -> Tensor | None:
-    """Return one weight a class as a tensor; refuse another number of them, and negative or infinite ones.
+    """Return one weight per class as a tensor; refuse another number of them, and negative or infinite ones.
 
     >>> check_class_weight([1, 2.5], num_classes=2, device=None)
     tensor([1.0000, 2.5000])
@@ -228,7 +228,7 @@ def check_class_weight(
     try:
         result = torch.as_tensor(weight, dtype=torch.float32, device=device)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidType(f"class_weight must hold one number a class, got {weight!r}") from error
+        raise InvalidType(f"class_weight must hold one number per class, got {weight!r}") from error
     if tuple(result.shape) != (num_classes,):
         raise InvalidValue(
             f"class_weight must hold one number for each of the {num_classes} classes, got shape {tuple(result.shape)}"
@@ -284,7 +284,7 @@ def check_labels(target: Tensor, rows: int, num_classes: int) -> Tensor:
     if outside.any():
         row = int(outside.nonzero()[0])
         raise InvalidValue(
-            f"target[{row}] = {int(target[row])} is no class: with {num_classes} classes labels are "
+            f"target[{row}] = {int(target[row])} is not a class: with {num_classes} classes labels are "
             f"0 to {num_classes - 1}"
         )
     return target

@@ -91,7 +91,7 @@ def replace_head(
     num_classes: int | None = None,
     **options: Any,
 ) -> nn.Module:
-    """Take the last ``nn.Linear`` out of a model and put a head in its place.
+    """Replace the last ``nn.Linear`` of a model by a head.
 
     The linear layer is looked for under the usual names (``fc``, ``classifier``, ``head``, ``heads``, or what
     ``get_classifier()`` returns, or the last linear layer inside such a block); ``name`` says which where that is
@@ -173,7 +173,7 @@ def _fitting(head: Head, old: nn.Linear, num_classes: int | None, options: dict[
 
 
 def _find_last_layer(model: nn.Module) -> str:
-    """Return the dotted name of the one layer that can only be the last."""
+    """Return the dotted name of the only layer that can be the last."""
     names: dict[int, str] = {id(module): name for name, module in model.named_modules()}
     get_classifier = getattr(model, "get_classifier", None)
     if callable(get_classifier):

@@ -39,7 +39,7 @@ class DropMaxError(Exception):
 
 
 class InvalidValue(DropMaxError, ValueError):
-    """An argument has the right type and a wrong value."""
+    """An argument has the right type but a wrong value."""
 
 
 class InvalidType(DropMaxError, TypeError):

@@ -77,7 +77,7 @@ def test_bad_tensors(name: str, features: Any, target: Any, kind: type[Exception
         ("softmax", {"label_smoothing": 1.0}, ValueError, r"label_smoothing must lie in \[0, 1\), got 1\.0"),
         ("softmax", {"class_weight": [1.0]}, ValueError, r"each of the 5 classes, got shape \(1,\)"),
         ("softmax", {"class_weight": [1.0, -1, 1, 1, 1]}, ValueError, r"not negative"),
-        ("softmax", {"class_weight": "balanced"}, TypeError, r"one number a class, got 'balanced'"),
+        ("softmax", {"class_weight": "balanced"}, TypeError, r"one number per class, got 'balanced'"),
         ("softmax", {"ignore_index": 1.5}, TypeError, r"ignore_index must be a whole number, got 1\.5"),
     ],
 )

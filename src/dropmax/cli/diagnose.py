@@ -17,7 +17,7 @@ from dropmax.workbench.terminal import printable
 def diagnose(
     run: Annotated[Path, typer.Argument(help="A run directory.")],
     examples: Annotated[int, typer.Option(help="Test examples to look at.", min=2)] = 1000,
-    seed: Annotated[int, typer.Option(help="Of every random draw.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of every random draw.")] = 0,
     data_dir: DataDir = None,
     threads: Threads = 0,
     trust_code: TrustCode = False,

@@ -40,7 +40,7 @@ def embed(
     threads: Threads = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Turn images or sentences into features with a pretrained network; a killed call goes on where it stopped."""
+    """Turn images or sentences into features with a pretrained network; a killed call resumes."""
     if out.suffix != ".npz":
         raise InvalidValue(f"--out must end in .npz, got {out}")
     if out.exists():

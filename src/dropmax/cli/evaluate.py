@@ -60,7 +60,7 @@ def evaluate(
             metavar="DATA",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the masks in mode mc.", metavar="N")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the masks in mode mc.", metavar="N")] = 0,
     label_column: LabelColumn = None,
     id_column: IdColumn = None,
     data: MovedData = None,

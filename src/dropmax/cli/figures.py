@@ -28,10 +28,10 @@ def figures(
     form: Annotated[str, typer.Option("--format", help="png, svg and pdf, separated by commas.")] = "png,svg",
     record: Annotated[
         bool,
-        typer.Option("--record", help="Train the runs again to see every step, once, for the figures of training."),
+        typer.Option("--record", help="Train the runs again and record every step, for the figures of training."),
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace pictures that are there.")] = False,
-    show_list: Annotated[bool, typer.Option("--list", help="Say which figures there are and what each needs.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing pictures.")] = False,
+    show_list: Annotated[bool, typer.Option("--list", help="List the figures and what each needs.")] = False,
     data: MovedData = None,
     data_dir: DataDir = None,
     threads: Threads = 0,

@@ -40,9 +40,7 @@ MovedData = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Device = Annotated[
     str | None,
-    typer.Option(
-        help="cpu, cuda, cuda:1, ...; a GPU where there is one by default.", show_default=False, metavar="NAME"
-    ),
+    typer.Option(help="cpu, cuda, cuda:1, ...; by default a GPU if there is one.", show_default=False, metavar="NAME"),
 ]
 TrustCode = Annotated[
     bool,
@@ -68,7 +66,7 @@ LabelColumn = Annotated[
     typer.Option(help="The column of labels in a .csv or .parquet table; label by default.", metavar="NAME"),
 ]
 IdColumn = Annotated[
-    str | None, typer.Option(help="A column of such a table that names the rows and is no feature.", metavar="NAME")
+    str | None, typer.Option(help="A column of such a table that names the rows and is not a feature.", metavar="NAME")
 ]
 
 

@@ -16,7 +16,7 @@ def report(
         list[Path], typer.Argument(help="Run directories; several are compared. Or one --out of `dropmax reproduce`.")
     ],
     out: Annotated[Path, typer.Option(help="The new HTML file.")] = Path("report.html"),
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     data: MovedData = None,
     data_dir: DataDir = None,
     threads: Threads = 0,

@@ -46,22 +46,22 @@ def reproduce(
     ] = "wide",
     source: Annotated[
         Path | None,
-        typer.Option("--tuned-from", help="Take what another table's tuning chose, in place of --tune."),
+        typer.Option("--tuned-from", help="Use what another table's tuning chose, in place of --tune."),
     ] = None,
     schedule_scale: Annotated[float, typer.Option(help="0.1 trains for a tenth of the epochs.")] = 1.0,
-    train_size: Annotated[int, typer.Option(help="Learn from this many examples; 0 for all.")] = 0,
+    train_size: Annotated[int, typer.Option(help="Train on this many examples; 0 for all.")] = 0,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="Override any value of the recipes.", metavar="NAME=VALUE"),
     ] = None,
     modes: Annotated[str, typer.Option(help="Ways of predicting to measure: all, or names with commas.")] = "all",
     engine: Annotated[str, typer.Option(help="local: processes on this machine. ray: a Ray cluster.")] = "local",
-    address: Annotated[str, typer.Option(help="Of the Ray cluster.")] = "auto",
-    workers: Annotated[int, typer.Option(help="Runs at a time; 0 takes one a core.", min=0)] = 0,
+    address: Annotated[str, typer.Option(help="Address of the Ray cluster.")] = "auto",
+    workers: Annotated[int, typer.Option(help="Runs at a time; 0 takes one per core.", min=0)] = 0,
     out: Annotated[Path, typer.Option(help="Directory for results and tables.")] = Path("reproduction"),
     data_dir: DataDir = None,
-    repair: Annotated[bool, typer.Option("--repair", help="Do damaged and failed runs again.")] = False,
-    keep_runs: Annotated[bool, typer.Option("--keep-runs", help="Keep the trained models, in OUT/work.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Repeat damaged and failed runs.")] = False,
+    keep_runs: Annotated[bool, typer.Option("--keep-runs", help="Keep the trained models, in OUT/models.")] = False,
     only_tables: Annotated[
         bool, typer.Option("--only-tables", help="Train nothing: write the tables of the results in OUT.")
     ] = False,
@@ -89,7 +89,7 @@ def reproduce(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Reproduce the paper's Table 1, or a study: tune, run, tabulate. Stop it any time; it goes on where it was."""
+    """Reproduce the paper's Table 1, or a study: tune, run, tabulate. Stop it any time; it resumes where it stopped."""
     from dropmax.lab import experiments
 
     store = experiments.Store(out)

@@ -47,7 +47,7 @@ HEADS: dict[str, type[Head]] = {
 #: Further baselines, by name: rows of a table when asked for.
 FURTHER: dict[str, type[Head]] = {head.name: head for head in (Focal, SigSoftmax, OnlineLabelSmoothing)}
 
-#: Heads for ablations, by name: :func:`make_head` makes them too, but they are no rows of the table.
+#: Heads for ablations, by name: :func:`make_head` makes them too, but they are not rows of the table.
 ABLATIONS: dict[str, type[Head]] = {
     head.name: head for head in (DropMaxUnmasked, DropMaxSoftmaxRetain, DropMaxThetaPrior, DropMaxLabelPosterior)
 }

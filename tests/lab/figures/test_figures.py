@@ -211,7 +211,7 @@ def test_runs_that_cannot_be_drawn(image_runs: list[Path], tmp_path: Path) -> No
     begun = tmp_path / "begun"
     begun.mkdir()
     (begun / "recipe.toml").write_text((image_runs[0] / "recipe.toml").read_text())
-    with pytest.raises(RunError, match=r"has not ended: go on with `dropmax train --resume"):
+    with pytest.raises(RunError, match=r"has not ended: resume it with `dropmax train --resume"):
         load_runs([begun])
 
 

@@ -320,7 +320,7 @@ def test_a_run_to_be_trained_further_goes_on_after_a_kill(tmp_path: Path, monkey
 def test_nothing_is_overwritten_without_force(finished: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(small(training__epochs=1), run, quiet=True)
-    with pytest.raises(RunError, match=r"is not empty: go on with --resume .*, replace it with --force"):
+    with pytest.raises(RunError, match=r"is not empty: resume with --resume .*, replace it with --force"):
         train(small(), run, quiet=True)
     (run / "notes.txt").write_text("mine")
     with pytest.raises(RunError, match=r"holds 'notes.txt', which no run made: --force will not delete it"):
@@ -340,7 +340,7 @@ def test_a_checkpoint_with_code_in_it_is_refused_and_nothing_runs(tmp_path: Path
 
     for content in (pickle.dumps(Bomb()), _saved(Bomb())):
         (run.path / "checkpoint-000001.pt").write_bytes(content)
-        with pytest.raises(RunError, match=r"checkpoint-000001\.pt .*delete it to go on from an older checkpoint"):
+        with pytest.raises(RunError, match=r"checkpoint-000001\.pt .*delete it to resume from an older checkpoint"):
             resume(run.path, quiet=True)
     assert not marker.exists()
 
@@ -393,7 +393,7 @@ def test_runs_that_are_none(tmp_path: Path, finished: Path) -> None:
         with pytest.raises(RunError, match=r"dropmax train"):
             call(tmp_path / "nothing")
     run = RunDirectory.create(tmp_path / "run", small(), {})
-    with pytest.raises(RunError, match="has not ended: go on with `dropmax train --resume"):
+    with pytest.raises(RunError, match="has not ended: resume it with `dropmax train --resume"):
         load_model(run.path)
     (run.path / "model.safetensors").write_bytes(b"\x08" * 100)
     with pytest.raises(RunError, match="damaged or not a model of dropmax"):

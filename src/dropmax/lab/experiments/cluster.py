@@ -51,7 +51,7 @@ class Cluster:
                 ) from error
 
     def size(self) -> int:
-        """Return how many runs the cluster can do at a time: one a GPU where it has any, else one a core."""
+        """Return how many runs the cluster can do at a time: one per GPU if it has any, else one per core."""
         resources = self.ray.cluster_resources()
         return max(1, int(resources.get("GPU", 0) or resources.get("CPU", 1)))
 
@@ -99,7 +99,7 @@ class Cluster:
 
 
 def _check_port(address: str) -> None:
-    """Try the port first: Ray itself waits for minutes where nobody answers."""
+    """Try the port first: Ray itself waits for minutes if nothing answers."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host, int(port)), timeout=10).close()
@@ -125,7 +125,7 @@ def _task(job: str, options: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[Path]:
-    """Make a directory for a task, and remove those of tasks that were killed: nobody holds the lock in them."""
+    """Make a directory for a task, and remove those of tasks that were killed: no process holds their lock."""
     for old in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*/.lock"):
         with contextlib.suppress(OSError, filelock.Timeout), filelock.FileLock(old, blocking=False):
             shutil.rmtree(old.parent, ignore_errors=True)

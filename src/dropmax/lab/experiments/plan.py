@@ -30,7 +30,7 @@ MOST_RUNS = MOST_POINTS = 1000
 #: Searched for every head on MNIST (Appendix C); elsewhere the paper fixes it.
 WEIGHT_DECAYS = (0.0, 1e-5, 1e-4, 1e-3)
 
-#: What is tuned of single heads, on every data set: of the first three by the paper (section 4).
+#: What is tuned of single heads, on every data set: of the first three by the paper (section 5).
 OWN_OPTIONS: dict[str, tuple[str, tuple[float, ...]]] = {
     "sampled-softmax": ("head.fraction", (0.2, 0.4, 0.6)),
     "random-dropmax": ("head.retain", (0.2, 0.4, 0.6)),
@@ -191,7 +191,7 @@ def plan_table(
     if search:
         check_choice("search", search, SEARCHES)
     for name in [*data, str(overrides.get("data.name", ""))]:
-        check_code({"data.name": name}, "the command", trust_code=True)  # whoever typed it trusts it
+        check_code({"data.name": name}, "the command", trust_code=True)  # typing it counts as trust
     groups = []
     for name in dict.fromkeys(data):
         recipe_name, found = resolve(name, recipe)
@@ -205,7 +205,7 @@ def plan_table(
             fewest, most = min(budgets, key=budgets.__getitem__), max(budgets, key=budgets.__getitem__)
             raise InvalidValue(
                 f"with these --set values {fewest} would be tuned over {budgets[fewest]} points and {most} over "
-                f"{budgets[most]}, which is no fair comparison: use --no-tune, or compare fewer --heads"
+                f"{budgets[most]}, which is not a fair comparison: use --no-tune, or compare fewer --heads"
             )
         groups += column
     return Plan(tuple(groups), runs, schedule_scale, train_size, overrides)

@@ -81,7 +81,7 @@ def plan_study(
     common = flattened(_table(base.get("overrides", {}), f"{source}: base.overrides"))
     if recipe is not None and recipe_is_file(recipe):
         recipe = str(Path(recipe).expanduser().absolute())
-    check_code(dict(overrides or {}), "the command", trust_code=True)  # whoever typed it trusts it
+    check_code(dict(overrides or {}), "the command", trust_code=True)  # typing it counts as trust
     shared = _Shared(source, folder, common, dict(overrides or {}), schedule_scale, train_size, trust_code)
     groups = []
     for name, is_typed in _columns(source, base, data):

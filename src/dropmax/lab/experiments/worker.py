@@ -67,7 +67,7 @@ def run_job(
     ('done', ['nll', 'nll_scaled'])
     """
     if is_function(job.recipe.data.name):
-        import_data(job.recipe.data.name)  # whoever made the plan was asked
+        import_data(job.recipe.data.name)  # permission was given when the plan was made
     with _alone_in(work):
         return _run(job, work, data_dir, modes, command, device)
 
@@ -227,7 +227,7 @@ def main() -> None:
     def listen() -> None:
         for line in sys.stdin:
             jobs.put(line)
-        signal.raise_signal(signal.SIGTERM)  # nobody waits for us: in training this saves a checkpoint first
+        signal.raise_signal(signal.SIGTERM)  # the driver is gone: in training this saves a checkpoint first
 
     threading.Thread(target=listen, daemon=True).start()
     import torch

@@ -35,7 +35,7 @@ class _Curves:
 
 
 def draw(subject: Subject) -> tuple[Any, str]:
-    """Draw train and held-out cross entropy of every head, a panel a data set, with a band over seeds."""
+    """Draw train and held-out cross entropy of every head, one panel per data set, with a band over seeds."""
     plt = style.pyplot()
     groups = by_data(subject.runs)
     recorded = all(run in subject.recordings for run in subject.runs)

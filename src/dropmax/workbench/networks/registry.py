@@ -112,7 +112,7 @@ def _size_by_forward(network: nn.Module, input_shape: tuple[int, ...]) -> int:
             module.training = mode
     if not isinstance(features, torch.Tensor) or features.ndim != 2:
         got = f"shape {tuple(features.shape)}" if isinstance(features, torch.Tensor) else type(features).__name__
-        raise InvalidValue(f"{name} must give one feature vector an example, a tensor of shape (N, F), got {got}")
+        raise InvalidValue(f"{name} must return one feature vector per example, a tensor of shape (N, F), got {got}")
     return features.shape[1]
 
 

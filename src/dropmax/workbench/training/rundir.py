@@ -69,7 +69,7 @@ class RunDirectory:
         if run.path.exists() and any(run.path.iterdir()):
             if not force:
                 raise RunError(
-                    f"{run.path} is not empty: go on with --resume {run.path}, replace it with --force, or choose "
+                    f"{run.path} is not empty: resume with --resume {run.path}, replace it with --force, or choose "
                     "another place with --out"
                 )
             run._remove_old_run()
@@ -160,14 +160,14 @@ class RunDirectory:
             _refuse_stretched(state)
         except pickle.UnpicklingError as error:
             raise RunError(
-                f"{path} is damaged or holds more than weights and numbers, and was not loaded: delete it to go on "
+                f"{path} is damaged or holds more than weights and numbers, and was not loaded: delete it to resume "
                 "from an older checkpoint"
             ) from error
         except Exception as error:  # zipfile, torch and its unpickler raise a dozen kinds on damaged files
             reason = first_line(error)
-            raise RunError(f"{path} cannot be read ({reason}): delete it to go on from an older checkpoint") from error
+            raise RunError(f"{path} cannot be read ({reason}): delete it to resume from an older checkpoint") from error
         if not isinstance(state, dict) or "epoch" not in state or "model" not in state:
-            raise RunError(f"{path} is not a checkpoint of dropmax: delete it to go on from an older checkpoint")
+            raise RunError(f"{path} is not a checkpoint of dropmax: delete it to resume from an older checkpoint")
         return state
 
     # --- the log -------------------------------------------------------------------------------------------------

@@ -177,7 +177,7 @@ def load_model(path: Path | str, *, device: torch.device | str = "cpu", trust_co
     file = path / "model.safetensors" if path.is_dir() else path
     if not file.exists():
         if (path / "recipe.toml").exists():
-            raise RunError(f"the run {path} has not ended: go on with `dropmax train --resume {path}`")
+            raise RunError(f"the run {path} has not ended: resume it with `dropmax train --resume {path}`")
         raise RunError(f"there is no trained model at {path}: `dropmax train` makes one")
     try:
         # From bytes: load_file and safe_open of safetensors 0.8 never give back the memory of the tensors' names.
@@ -249,7 +249,7 @@ def _read_about(about: Any) -> dict[str, Any]:
     def is_list(value: Any, *kinds: type) -> bool:
         return isinstance(value, list) and all(type(item) in kinds for item in value)
 
-    json.dumps(about, ensure_ascii=False).encode()  # a ValueError where a name is no text: half of a character
+    json.dumps(about, ensure_ascii=False).encode()  # a ValueError where a name holds half of a surrogate pair
     if not isinstance(about, dict) or not isinstance(about["recipe"], dict):
         raise ValueError("its description is no table")
     if not is_list(about["classes"], str):
