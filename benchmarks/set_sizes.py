@@ -1,0 +1,172 @@
+"""Which scores make the smallest prediction sets? ``python -m benchmarks.set_sizes RUN [RUN ...] [--out DIR]``.
+
+For each trained run: temperatures are fitted on its validation rows. Its test rows are split into halves, twenty times
+at random: one half sets the threshold of a coverage, the other measures coverage and mean size of the sets. The scores:
+
+- ``lac``, ``aps``, ``raps``: of the mean prediction with its temperature (the only one of a softmax);
+- ``lac-exact``, ``aps-exact``: of the exact sum over all masks with its temperature;
+- ``lac-rho2``: of probabilities proportional to ``exp(o) rho^2``, rho counted twice, with a temperature;
+- ``lac-no-rho``: of ``softmax(o)``, rho not counted, with a temperature.
+
+Where the data has rows of the split ``outside``, AUROC and FPR at 95 % of each outside score follow. Results are
+appended to OUT/results.jsonl, one line per run; a run that is there already is not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dropmax import metrics
+from dropmax.calibration import apply_temperature, fit_temperature
+from dropmax.outside import SCORES
+from dropmax.sets import PredictionSets
+from dropmax.workbench.data.npz import outside_rows, read_npz_rows
+from dropmax.workbench.provenance import provenance
+from dropmax.workbench.training import TrainedModel, load_data, load_model
+
+COVERAGES = (0.9, 0.95, 0.99)
+SPLITS = 20
+METHODS = {
+    "lac": ("lac", "mean"),
+    "aps": ("aps", "mean"),
+    "raps": ("raps", "mean"),
+    "lac-exact": ("lac", "exact"),
+    "aps-exact": ("aps", "exact"),
+    "lac-rho2": ("lac", "rho2"),
+    "lac-no-rho": ("lac", "no-rho"),
+}
+
+
+@torch.no_grad()
+def probabilities(trained: TrainedModel, features: Tensor) -> dict[str, Tensor]:
+    """Return the probabilities that are compared, before any temperature."""
+    head = trained.model.head
+    found = {"mean": head.predict_proba(features)}
+    if head.masked:
+        logits = head.prediction_maps(features)
+        o, log_rho = logits["classifier"], F.logsigmoid(logits["retain"])
+        found |= {"exact": head.predict_proba(features, "exact"), "no-rho": o.softmax(-1)}
+        found["rho2"] = (o + 2 * log_rho).softmax(-1)
+    return found
+
+
+def set_sizes(probs: Tensor, labels: Tensor, method: str, seed: int) -> list[dict[str, float]]:
+    """Return coverage and mean size at each of COVERAGES, as means over random halves of the rows."""
+    found = []
+    for coverage in COVERAGES:
+        measured, sizes = [], []
+        for split in range(SPLITS):
+            order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1000 * seed + split))
+            fitting, testing = order.chunk(2)
+            sets = PredictionSets(coverage, method, seed=split).fit(probs[fitting], labels[fitting])
+            inside = sets.predict(probs[testing])
+            measured.append(float(inside.gather(1, labels[testing, None]).double().mean()))
+            sizes.append(float(inside.sum(-1).double().mean()))
+        found.append({"coverage": coverage, "measured": mean(measured), "mean_size": mean(sizes)})
+    return found
+
+
+@torch.no_grad()
+def outside(trained: TrainedModel, inside: Tensor) -> dict[str, dict[str, float]]:
+    """Return AUROC and FPR at 95 % of each score against the outside rows of the data; nothing where it has none."""
+    file = Path(trained.recipe.data.name)
+    rows = outside_rows(file) if file.suffix == ".npz" else None
+    if rows is None:
+        return {}
+    values, *_ = read_npz_rows(file, labelled=False)
+    unlike = trained.model.net(trained.prepare(torch.from_numpy(values[rows])))
+    head, found = trained.model.head, {}
+    for kind in SCORES:
+        if head.masked or kind != "information":
+            scores = head.outside_score(inside, kind), head.outside_score(unlike, kind)
+            found[kind] = {"auroc": metrics.auroc(*scores), "fpr95": metrics.fpr_at(scores[0], scores[1])}
+    return found
+
+
+def measure(path: Path) -> dict[str, Any]:
+    """Measure one run."""
+    trained = load_model(path)
+    data, recipe = load_data(trained.recipe, run=path), trained.recipe
+    features, labels = {}, {}
+    with torch.no_grad():
+        for part in ("validation", "test"):
+            batches = list(trained.batches(getattr(data, part)))
+            features[part] = torch.cat([trained.model.net(x) for x, _ in batches])
+            labels[part] = torch.cat([y for _, y in batches])
+    before = {part: probabilities(trained, rows) for part, rows in features.items()}
+    temperatures, scaled = {}, {}
+    for name, probs in before["validation"].items():
+        temperatures[name] = fit_temperature(probs, labels["validation"], from_probs=True)
+        scaled[name] = apply_temperature(before["test"][name], temperatures[name], from_probs=True)
+    seed, name = recipe.training.seed, Path(recipe.data.name).name
+    how = " --recipe released" if name == "mnist-1k" else ""
+    made = f"dropmax train {name}{how} --head {recipe.head['name']} --seed {seed} --out RUN"
+    return {
+        "data": Path(name).stem,
+        "head": recipe.head["name"],
+        "seed": seed,
+        "temperatures": temperatures,
+        "test": {name: metrics.evaluate(probs, labels["test"]) for name, probs in scaled.items()},
+        "sets": {
+            name: set_sizes(scaled[probs], labels["test"], method, seed)
+            for name, (method, probs) in METHODS.items()
+            if probs in scaled
+        },
+        "outside": outside(trained, features["test"]),
+        "provenance": provenance(f"{made} && python -m benchmarks.set_sizes RUN", [seed]),
+    }
+
+
+def table(rows: Sequence[dict[str, Any]], coverage: float = 0.95) -> str:
+    """Return the mean sizes at one coverage as Markdown: means over seeds, and their standard deviations."""
+    lines = ["| data | head | " + " | ".join(METHODS) + " |", "|" + "---|" * (2 + len(METHODS))]
+    for data, head in dict.fromkeys((row["data"], row["head"]) for row in rows):
+        cells = []
+        for method in METHODS:
+            sizes = [
+                one["mean_size"]
+                for row in rows
+                if (row["data"], row["head"]) == (data, head)
+                for one in row["sets"].get(method, [])
+                if one["coverage"] == coverage
+            ]
+            spread = float(torch.tensor(sizes).std()) if len(sizes) > 1 else 0.0
+            cells.append(f"{mean(sizes):.3f} ± {spread:.3f}" if sizes else "")
+        lines.append(f"| {data} | {head} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure the runs that are not there yet, and print the table of all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="*", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("results/sets"))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    options.out.mkdir(parents=True, exist_ok=True)
+    file = options.out / "results.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    done = {(row["data"], row["head"], row["seed"]) for row in rows}
+    for path in options.runs:
+        recipe = load_model(path).recipe
+        if (Path(recipe.data.name).stem, recipe.head["name"], recipe.training.seed) in done:
+            continue
+        rows.append(measure(path))
+        with file.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(rows[-1]) + "\n")
+    for coverage in COVERAGES:
+        print(f"\nMean set size at {coverage:.0%} coverage, mean and standard deviation over seeds\n")
+        print(table(rows, coverage))
+
+
+if __name__ == "__main__":
+    main()
