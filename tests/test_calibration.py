@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -10,10 +11,11 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
+from scipy.stats import binom
 from torch import Tensor
 
 from dropmax import metrics
-from dropmax.calibration import TEMPERATURE_RANGE, apply_temperature, fit_temperature
+from dropmax.calibration import TEMPERATURE_RANGE, Calibration, apply_temperature, fit_temperature
 from dropmax.errors import InvalidType, InvalidValue
 
 
@@ -213,3 +215,68 @@ def test_bad_input(logits: Tensor, labels: Tensor, options: dict, kind: type[Exc
 def test_bad_temperature(temperature: float) -> None:
     with pytest.raises(InvalidValue, match="temperature must be a finite number above 0"):
         apply_temperature(good, temperature)
+
+
+# --- what is stored with a model ---------------------------------------------------------------------------------
+
+
+def fitted(rows: int = 200) -> Calibration:
+    logits, labels = noisy(0, rows, 4)
+    return Calibration.fit(
+        {"mean": logits.softmax(-1), "exact": (logits / 3).softmax(-1)}, labels, outside=logits[:, 0]
+    )
+
+
+def test_a_stored_calibration_is_read_back_to_the_last_bit() -> None:
+    found = fitted()
+    assert Calibration.from_dict(json.loads(json.dumps(found.to_dict())), 4) == found
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("mode", "mc"),
+        ("mode", "median"),
+        ("temperatures", {"mean": 0.0, "exact": 1.0}),
+        ("temperatures", {"mean": 1.0}),
+        ("temperatures", "1.0"),
+        ("nll", {"mean": float("nan"), "exact": 1.0}),
+        ("num_classes", 5),
+        ("labels", [0] * 199),
+        ("labels", [4] * 200),
+        ("labels", [True] * 200),
+        ("on_label", [1.5] * 200),
+        ("on_label", ["a"] * 200),
+        ("coverage", 0.5),
+        ("coverage", [0.9]),
+        ("outside", "far"),
+        ("outside", float("inf")),
+        ("source", None),
+    ],
+)
+def test_a_damaged_calibration_is_refused(key: str, value: object) -> None:
+    stored = fitted().to_dict()
+    with pytest.raises(ValueError, match="its calibration"):
+        Calibration.from_dict({**stored, key: value}, 4)
+    del stored[key]
+    with pytest.raises(ValueError, match=f"its calibration lacks or garbles '{key}'"):
+        Calibration.from_dict(stored, 4)
+
+
+def test_coverage_of_sets_whose_temperature_was_fitted_on_the_same_rows() -> None:
+    """Formally, one number fitted on the rows that set the threshold breaks the promise; measurably, it does not."""
+    logits, labels = noisy(3, 4000, 6)
+    probs, n, coverage, splits = logits.softmax(-1), 100, 0.9, 1000
+    held = 0
+    for split in range(splits):
+        order = torch.randperm(4000, generator=torch.Generator().manual_seed(split))[: n + 1]
+        found = Calibration.fit({"mean": probs[order[:n]]}, labels[order[:n]])
+        one = order[n:]
+        held += bool(found.sets(found.apply(probs[one]), coverage)[0, labels[one]])
+    k = math.ceil((n + 1) * coverage)
+    assert binom.ppf(1e-4, splits, k / (n + 1)) <= held <= binom.ppf(1 - 1e-4, splits, k / (n + 1))
+
+
+def test_a_calibration_of_nothing_is_refused() -> None:
+    with pytest.raises(InvalidValue, match="no probabilities to calibrate"):
+        Calibration.fit({}, torch.zeros(3, dtype=torch.long))

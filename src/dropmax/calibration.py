@@ -216,9 +216,9 @@ class Calibration:
                 tuple(map(float, values["on_label"])),
                 values["coverage"],
                 values["outside"],
-                str(values["source"]),
+                values["source"],
             )
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"its calibration lacks or garbles {error}") from error
         low, high = TEMPERATURE_RANGE
         if not {found.mode} <= set(found.temperatures) == set(found.nll) <= {"mean", "exact"}:
@@ -231,6 +231,8 @@ class Calibration:
             raise ValueError("its calibration holds labels that are no classes")
         if not all(0 <= p <= 1 for p in found.on_label) or not all(map(math.isfinite, found.nll.values())):
             raise ValueError("its calibration holds numbers that are no probabilities")
+        if not isinstance(found.source, str):
+            raise ValueError(f"its calibration comes from {found.source!r:.60}")
         if found.outside is not None and not (type(found.outside) is float and math.isfinite(found.outside)):
             raise ValueError(f"its calibration has the outside score {found.outside!r:.60}")
         if found.coverage not in (None, *COVERAGES) or (

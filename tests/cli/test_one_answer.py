@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,3 +72,127 @@ def test_six_ways_to_ask_have_one_answer(run: Path, mode: str, tmp_path: Path, d
     assert measured["calibration"]["temperatures"] == dict(chosen.temperatures)
     raw = trained.answer(data.test.inputs[[row]], mode=mode).probs[0]
     assert not torch.allclose(raw, torch.tensor(expected), atol=1e-3)  # the temperature is at work
+
+
+def test_predict_prints_the_set_of_a_coverage(run: Path, tmp_path: Path, dropmax: Run) -> None:
+    data = load_data(load_model(run).recipe, run=run)
+    np.savez(tmp_path / "rows.npz", x=data.test.inputs.numpy())
+    trained = load_model(run)
+    outputs = trained.answer(data.test.inputs)
+    states = set()
+    for coverage in (0.6, 0.95):
+        asked = dropmax("predict", run, tmp_path / "rows.npz", "--coverage", coverage, "--format", "json")
+        rows = json.loads(asked.stdout)
+        for row, verdict in zip(rows, outputs.verdicts(coverage), strict=True):
+            assert row["state"] == verdict.state
+            states.add(row["state"])
+            assert [one["class"] for one in row["set"]] == [trained.classes[k] for k in verdict.classes]
+            assert [one["class"] for one in row["confusable"]] == [trained.classes[k] for k in verdict.classes[1:]]
+    assert states >= {"sure", "torn"}
+    table = dropmax("predict", run, tmp_path / "rows.npz", "--coverage", 0.95).stdout
+    assert "could be (95 % coverage)" in table
+    torn = next(line for line, row in zip(table.splitlines()[1:], rows, strict=True) if row["state"] == "torn")
+    assert "torn between " in torn
+    assert "(ρ 0." in torn
+
+
+def test_evaluate_measures_sets_and_outside_inputs(run: Path, tmp_path: Path, dropmax: Run) -> None:
+    trained = load_model(run)
+    assert trained.calibration is not None
+    data = load_data(trained.recipe, run=run)
+    np.savez(
+        tmp_path / "far.npz", x=np.zeros((9, 8)), y=np.full(9, -1), split=np.array(["train"] * 2 + ["outside"] * 7)
+    )
+    found = json.loads(dropmax("evaluate", run, "--json", "--outside", tmp_path / "far.npz").stdout)
+    outputs = trained.answer(data.test.inputs)
+    assert [row["coverage"] for row in found["sets"]] == [0.9, 0.95, 0.99]
+    for row in found["sets"]:
+        sets = outputs.sets(row["coverage"])
+        held = sets[torch.arange(len(sets)), data.test.labels].double()
+        assert row["measured"] == pytest.approx(float(held.mean()))
+        assert row["mean_size"] == pytest.approx(float(sets.sum(-1).double().mean()))
+        for k, each in enumerate(row["classes"]):
+            mine = data.test.labels == k
+            assert each["class"] == trained.classes[k]
+            assert each["examples"] == int(mine.sum())
+            assert each["measured"] == pytest.approx(float(held[mine].mean()))
+    energy = trained.model.head.outside_score
+    with torch.no_grad():
+        inside = energy(trained.model.net(trained.prepare(data.test.inputs)))
+        far = float(energy(trained.model.net(trained.prepare(torch.zeros(1, 8))))[0])
+    scores = {row["score"]: row for row in found["outside"]["scores"]}
+    assert set(scores) == {"probability", "energy", "entropy", "information"}
+    assert scores["energy"]["auroc"] == pytest.approx(float((inside < far).double().mean()), abs=0.01)
+    text = dropmax("evaluate", run, "--outside", tmp_path / "far.npz").stdout
+    assert "prediction sets" in text
+    assert "AUROC" in text
+    raw = json.loads(dropmax("evaluate", run, "--json", "--mode", "mean").stdout)
+    assert raw["calibration"] is None
+    assert raw["sets"] == []
+
+
+def test_calibrating_again_with_other_rows(run: Path, tmp_path: Path, dropmax: Run) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    trained = load_model(run)
+    data = load_data(trained.recipe, run=run)
+    np.savez(tmp_path / "rows.npz", x=data.test.inputs.numpy(), y=data.test.labels.numpy())
+    done = dropmax("calibrate", tmp_path / "run", tmp_path / "rows.npz")
+    assert done.returncode == 0, done.stderr
+    assert f"fitted on {len(data.test)} rows of rows.npz" in done.stdout
+    again = load_model(tmp_path / "run").calibration
+    assert again is not None
+    assert json.loads((tmp_path / "run" / "calibration.json").read_text()) == again.to_dict()
+    assert again.labels == tuple(data.test.labels.tolist())
+    assert dropmax("calibrate", tmp_path / "run").returncode == 0
+    back = load_model(tmp_path / "run").calibration
+    assert back is not None
+    assert back.labels == tuple(data.validation.labels.tolist())
+    assert back.temperatures == pytest.approx(dict(trained.calibration.temperatures))  # type: ignore[union-attr]
+
+
+def test_without_held_out_rows_nothing_is_calibrated_and_nothing_promised(
+    run: Path, tmp_path: Path, dropmax: Run
+) -> None:
+    file = load_model(run).recipe.data.name
+    bare = tmp_path / "bare"
+    options = ("--set", "training.epochs=1", "--set", "network.hidden=[4]", "--out", bare)
+    done = dropmax("train", file, *options, "--set", "data.validation_size=0")
+    assert "Not calibrated: no rows were held out." in done.stdout
+    assert not (bare / "calibration.json").exists()
+    assert "Not calibrated" in dropmax("evaluate", bare).stdout
+    refused = dropmax("predict", bare, file, "--coverage", 0.9)
+    assert refused.returncode == 2
+    assert "has not been calibrated, so no coverage can be promised" in refused.stderr
+    assert "could be (not calibrated)" in dropmax("predict", bare, file).stdout
+    refused = dropmax("calibrate", bare)
+    assert refused.returncode == 2
+    assert "held no rows out" in refused.stderr
+    done = dropmax("train", file, *options, "--force", "--no-calibrate")
+    assert "Not calibrated: as asked." in done.stdout
+    assert dropmax("train", "--resume", bare, "--no-calibrate").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["predict", "RUN", "FILE", "--coverage", "95"], "coverage must lie in (0, 1), got 95.0"),
+        (["predict", "RUN", "FILE", "--coverage", "0"], "coverage must lie in (0, 1), got 0.0"),
+        (["predict", "RUN", "FILE", "--coverage", "0.999"], "needs at least 999 calibration rows, got 120"),
+        (["predict", "RUN", "FILE", "--coverage", "0.9", "--mode", "mean"], "leave out --mode mean"),
+        (["predict", "RUN", "FILE", "--mode", "median"], "unknown mode 'median'"),
+        (["evaluate", "RUN", "--outside", "nowhere.npz"], "nowhere.npz does not exist"),
+        (["evaluate", "RUN", "--mode", "men"], "unknown mode 'men': did you mean 'mean'"),
+        (["calibrate", "RUN", "nowhere.csv"], "nowhere.csv does not exist"),
+        (["calibrate", "RUN", "FILE", "--data", "FILE"], "--data is about the data of the run"),
+        (["calibrate", "RUN", "--label-column", "y"], "--label-column and --id-column are for DATA"),
+        (["calibrate", "nowhere"], "there is no trained model at nowhere"),
+    ],
+)
+def test_wrong_calls_say_what_to_do(run: Path, dropmax: Run, arguments: list[str], message: str) -> None:
+    before = (run / "model.safetensors").read_bytes()
+    places = {"RUN": run, "FILE": load_model(run).recipe.data.name}
+    done = dropmax(*(places.get(word, word) for word in arguments))
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert (run / "model.safetensors").read_bytes() == before
