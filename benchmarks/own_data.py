@@ -1,0 +1,130 @@
+"""Our defaults against what people would use instead: ``python -m benchmarks.own_data DATA ... [--seeds N] [--out F]``.
+
+DATA is ``digits`` (scikit-learn's; a stratified 30 % is the test part), ``mnist-1k``, or an .npz file as ``dropmax
+embed`` writes, with its own test part; ``FILE.npz:10`` trains on 10 rows per class. Nothing is chosen on test rows:
+logistic regression chooses C by cross-validated log loss, k-nearest neighbours k by cross-validated error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.datasets import load_digits
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV, train_test_split
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.neural_network import MLPClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from dropmax import metrics
+from dropmax.sklearn import DropMaxClassifier
+from dropmax.workbench.data import load
+from dropmax.workbench.provenance import provenance
+from dropmax.workbench.recipes import load_recipe
+from dropmax.workbench.training import load_model, train
+
+Array = NDArray[Any]
+
+
+def parts(data: str, seed: int) -> tuple[Array, Array, Array, Array]:
+    """Return training inputs and labels, test inputs and labels."""
+    if data == "digits":
+        X, y = load_digits(return_X_y=True)
+        X_train, X_test, y_train, y_test = train_test_split(X, y, test_size=0.3, stratify=y, random_state=seed)
+        return X_train, y_train, X_test, y_test
+    name, _, count = data.partition(":")
+    found = load(name, seed=seed)
+    if count:
+        found = load(name, seed=seed, train_size=int(count) * found.num_classes)
+    elif name not in ("mnist-1k",):  # whose validation part is five times its training part
+        found = found.with_validation_trained_on()
+    both = (found.train, found.test)
+    return tuple(array for part in both for array in (part.inputs.flatten(1).numpy(), part.labels.numpy()))  # type: ignore[return-value]
+
+
+def _recipe(X: Array, y: Array, X_test: Array, y_test: Array, seed: int) -> Array:
+    """Return the test probabilities of ``dropmax train FILE.npz`` with nothing else said, as `evaluate` has them."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "rows.npz")
+        np.savez(file, x_train=np.float32(X), y_train=y, x_test=np.float32(X_test), y_test=y_test)
+        recipe = load_recipe("own-features").override({"data.name": str(file), "training.seed": seed})
+        trained = load_model(train(recipe, Path(folder, "run"), quiet=True).path)
+        return trained.answer(torch.from_numpy(np.float32(X_test))).probs.double().numpy()
+
+
+def _logistic(seed: int) -> Any:
+    model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=300))
+    return GridSearchCV(model, {"logisticregression__C": [0.01, 0.1, 1.0]}, scoring="neg_log_loss", cv=3)
+
+
+def _neighbours(seed: int) -> Any:
+    model = make_pipeline(StandardScaler(), KNeighborsClassifier())
+    return GridSearchCV(model, {"kneighborsclassifier__n_neighbors": [1, 3, 5, 10, 20]}, cv=3)
+
+
+ESTIMATORS: dict[str, Callable[[int], Any]] = {
+    "DropMaxClassifier()": lambda seed: DropMaxClassifier(random_state=seed),
+    "LogisticRegression, C by cross-validation": _logistic,
+    "MLPClassifier(early_stopping=True)": lambda seed: make_pipeline(
+        StandardScaler(), MLPClassifier(early_stopping=True, random_state=seed)
+    ),
+    "RandomForestClassifier(300)": lambda seed: RandomForestClassifier(300, random_state=seed),
+    "k-nearest neighbours, k by cross-validation": _neighbours,
+}
+
+
+def run(data: str, seed: int) -> list[dict[str, Any]]:
+    """Fit everything on the split of this seed, and return a row for each."""
+    X, y, X_test, y_test = parts(data, seed)
+    rows = []
+    for method in ("dropmax train", *ESTIMATORS):
+        started = time.process_time()
+        if method == "dropmax train":
+            probs = _recipe(X, y, X_test, y_test, seed)
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # folds with few rows of a class, and MLPClassifier's limit of passes
+                probs = ESTIMATORS[method](seed).fit(X, y).predict_proba(X_test)
+        found = metrics.evaluate(torch.from_numpy(np.asarray(probs, float)), torch.from_numpy(y_test.astype(np.int64)))
+        rows.append(
+            {
+                "data": Path(data).name,
+                "method": method,
+                "seed": seed,
+                "rows": len(y),
+                "cpu_seconds": round(time.process_time() - started, 2),
+                **{name: found[name] for name in ("error", "nll", "ece", "aurc")},
+            }
+        )
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", nargs="+")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, required=True, help="JSON lines; rows are appended")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    for seed in range(options.seeds):
+        about = provenance(seeds=[seed])
+        for data in options.data:
+            with open(options.out, "a", encoding="utf-8") as stream:
+                stream.writelines(json.dumps({**row, "provenance": about}) + "\n" for row in run(data, seed))
+
+
+if __name__ == "__main__":
+    main()
