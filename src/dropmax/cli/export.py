@@ -20,7 +20,7 @@ def export(
     out: Annotated[
         Path | None, typer.Option(help="The file to write; for hub, a directory.", show_default=False)
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace what an earlier export wrote there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
     push: Annotated[
         str | None, typer.Option(help="With --format hub: upload to this repository.", metavar="OWNER/NAME")
     ] = None,

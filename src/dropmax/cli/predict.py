@@ -62,7 +62,7 @@ def predict(
     ] = None,
     mode: Mode = None,
     samples: Samples = 100,
-    seed: Annotated[int, typer.Option(help="Of the masks in mode mc.", metavar="N")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the masks in mode mc.", metavar="N")] = 0,
     as_is: Annotated[
         bool, typer.Option("--as-is", help="For a model of MNIST's digits: do not prepare photographs as MNIST was.")
     ] = False,

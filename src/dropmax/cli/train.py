@@ -58,7 +58,7 @@ def train(
         str | None, typer.Option(help="Column of texts; --with is wordllama by default then.", metavar="COLUMN")
     ] = None,
     recipe: Annotated[
-        str | None, typer.Option(help="paper, released, or a recipe file of yours (.toml).", metavar="NAME")
+        str | None, typer.Option(help="paper, released, or a recipe file (.toml).", metavar="NAME")
     ] = None,
     head: Annotated[
         str | None,
@@ -96,7 +96,7 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="Run directory; runs/DATA-HEAD-SEED by default.", metavar="DIR")
     ] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with this run.", metavar="RUN")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Resume this run.", metavar="RUN")] = None,
     moved: Annotated[
         Path | None, typer.Option("--data", help="With --resume: where the data is now.", metavar="PATH")
     ] = None,
@@ -175,7 +175,7 @@ def train(
 
 
 def _import_backbone(name: str | None, trust_code: bool) -> None:
-    """Import the module of a backbone of one's own: the consent lasts for this command."""
+    """Import the module of the user's own backbone: the consent lasts for this command."""
     if name is not None and trust_code and ":" in name and name.partition(":")[0] not in ("timm", "hf"):
         from dropmax.workbench.backbones import load_backbone
 

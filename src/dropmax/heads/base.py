@@ -460,12 +460,12 @@ class Head(nn.Module):
         return self.cross_entropy(logits.masked_fill(kept == 0, torch.finfo(logits.dtype).min), target, kept)
 
     def prediction_maps(self, features: Tensor) -> dict[str, Tensor]:
-        """Return the logits of the maps in :attr:`predicts_with`, having looked at the features."""
+        """Return the logits of the maps in :attr:`predicts_with`, after checking the features."""
         check_features(features, self.in_features)
         return {name: getattr(self, name)(features) for name in self.predicts_with}
 
     def check_finite(self, what: str, x: Tensor) -> Tensor:
-        """Refuse what came out of finite features and is not finite."""
+        """Refuse results that are not finite although the features are."""
         advice = f"the features are finite, so the weights of {self.name!r} are not, or are too large for the dtype"
         return check_finite(what, x, advice)
 

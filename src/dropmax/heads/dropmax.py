@@ -240,7 +240,7 @@ class DropMax(MaskedHead):
         return RowLosses(total, rest.names, lambda: {**rest.terms(), "cross_entropy": nll})
 
     def _last_maps(self, rows: Tensor) -> Maps | None:
-        """Return the last linear maps of o, a and r; None where one of them is not just that."""
+        """Return the last linear maps of o, a and r; None where one of them is something else."""
         o, a, r = (last_map(getattr(self, name), rows) for name in self.maps.values())
         if o is None or a is None or r is None:
             return None

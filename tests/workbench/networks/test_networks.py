@@ -303,7 +303,7 @@ def test_exports_with_any_batch_size(make: Callable[[], nn.Module], shape: tuple
         (lambda: MLP(4, hidden=256), InvalidType, "hidden must be a sequence of integers, got 256"),
         (lambda: LeNet()(torch.zeros(2, 1, 32, 32)), InvalidValue, r"\(N, 1, 28, 28\), got \(2, 1, 32, 32\)"),
         (lambda: TutorialCNN()(torch.zeros(2, 3, 28, 28)), InvalidValue, r"\(N, 1, 28, 28\), got \(2, 3, 28, 28\)"),
-        (lambda: MLP(64)(torch.zeros(2, 8, 9)), InvalidValue, r"64 numbers an example, got 72 .*\(2, 8, 9\)"),
+        (lambda: MLP(64)(torch.zeros(2, 8, 9)), InvalidValue, r"64 numbers per example, got 72 .*\(2, 8, 9\)"),
     ],
 )
 def test_what_cannot_work_is_refused_and_says_what_would(

@@ -157,7 +157,7 @@ def test_ctrl_c_ends_with_a_checkpoint_and_says_how_to_go_on(signal_: signal.Sig
     worker.send_signal(signal_)
     _, errors = worker.communicate(timeout=60)
     assert worker.returncode == 130
-    assert errors.strip().splitlines()[-1].endswith(f"go on with: dropmax train --resume {run}")
+    assert errors.strip().splitlines()[-1].endswith(f"resume with: dropmax train --resume {run}")
     assert "Traceback" not in errors
     checkpoint = RunDirectory(run).load_checkpoint()
     assert checkpoint is not None
@@ -312,7 +312,7 @@ def test_a_run_to_be_trained_further_goes_on_after_a_kill(tmp_path: Path, monkey
     assert contents(run.path) == contents(long.path)
     for checkpoint in run.checkpoints():
         checkpoint.unlink()
-    with pytest.raises(RunError, match="has no checkpoint to go on from"):
+    with pytest.raises(RunError, match="has no checkpoint to resume from"):
         resume(run.path, epochs=8, quiet=True)
     assert load_model(run.path).recipe.training.epochs == 6
 

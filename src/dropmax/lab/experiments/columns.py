@@ -1,4 +1,4 @@
-"""From what a column is named to a recipe: data sets by name, data of one's own, recipe files."""
+"""From the name of a column to a recipe: data sets by name, the user's own data, recipe files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def resolve(data: str | None, recipe: str | None, folder: Path | None = None) ->
     The last fit on all rows is left out: held-out rows choose grid points and temperatures here.
 
     Args:
-        data: a data set, a folder or file of one's own, or ``package.module:function``; None takes the recipe file's.
+        data: a data set, the user's own folder or file, or ``package.module:function``; None takes the recipe file's.
         recipe: the name of one of the data set's recipes, or a ``.toml`` file.
         folder: where paths begin, by default the current directory.
 
@@ -51,7 +51,7 @@ def _resolve(data: str | None, recipe: str | None, folder: Path | None) -> tuple
 
 
 def column_name(data: str) -> str:
-    """Return what the column of some data is called; data of one's own never takes the name of a known data set.
+    """Return what the column of some data is called; the user's own data never takes the name of a known data set.
 
     >>> column_name("mnist-1k"), column_name("tables/my flowers.csv"), column_name("copies/mnist-1k.npz")
     ('mnist-1k', 'my-flowers', 'own-mnist-1k')
@@ -65,7 +65,7 @@ def column_name(data: str) -> str:
 
 
 def check_code(values: dict[str, object], source: str, trust_code: bool) -> None:
-    """Raise where a file names something to import, and nobody said that it may.
+    """Raise where a file names something to import without permission.
 
     >>> check_code({"network.name": "lenet"}, "study.toml", trust_code=False)
     >>> check_code({"network.name": "stranger:Net"}, "study.toml", trust_code=False)
@@ -103,7 +103,7 @@ def _located(path: str, folder: Path | None) -> Path:
 
 
 def place(data: str, folder: Path | None) -> str:
-    """Return a path of one's own data as an absolute one, since workers may run elsewhere; names stay as they are.
+    """Return the absolute path of the user's own data, since workers may run elsewhere; names stay as they are.
 
     >>> place("mnist-1k", None)
     'mnist-1k'

@@ -353,7 +353,7 @@ class Explorer:
         return inputs if self.test.crop is None else centre_crop(inputs, self.test.crop, self.test.crop)
 
     def _noisy(self, inputs: Tensor, levels: list[float] | tuple[float, ...], seed: int) -> Tensor:
-        """Return the input with Gaussian noise, once a level: in units of the whole range of pixels, or of std."""
+        """Return the input with Gaussian noise, once per level: in units of the whole range of pixels, or of std."""
         noise = torch.randn(inputs.shape, generator=torch.Generator().manual_seed(seed))
         loudness = torch.tensor(levels).view(-1, *(1,) * inputs.ndim)
         if self.trained.is_images:

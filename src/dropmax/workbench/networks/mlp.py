@@ -44,7 +44,7 @@ class MLP(nn.Module):
         flat = x.flatten(1)
         if flat.shape[1] != self.in_features:
             raise InvalidValue(
-                f"this MLP was made for {self.in_features} numbers an example, "
+                f"this MLP was made for {self.in_features} numbers per example, "
                 f"got {flat.shape[1]} (a batch of shape {tuple(x.shape)})"
             )
         h: Tensor = self.layers(flat)

@@ -137,7 +137,7 @@ def resume(
 def _check_epochs(run: RunDirectory, checkpoint: dict[str, Any] | None, epochs: int | None) -> None:
     """Refuse to train on from nothing, or to fewer epochs than are done."""
     if checkpoint is None and run.has_model:
-        raise RunError(f"{run.path} has no checkpoint to go on from: train into a new directory")
+        raise RunError(f"{run.path} has no checkpoint to resume from: train into a new directory")
     done = 0 if checkpoint is None else checkpoint["epoch"]
     if epochs is not None and isinstance(done, int) and epochs < done:
         raise InvalidValue(f"{run.path} has been trained for {done} epochs already: give more than that, not {epochs}")
@@ -180,7 +180,7 @@ def fit(session: Session, run: RunDirectory, callbacks: Sequence[Callback] = (),
             if not isinstance(error, _AtOnce) and session.ranks.world_size == 1:
                 run.save_checkpoint(session.state())
             raise Interrupted(
-                f"stopped after {session.epoch} of {options.epochs} epochs; go on with: dropmax train --resume "
+                f"stopped after {session.epoch} of {options.epochs} epochs; resume with: dropmax train --resume "
                 f"{run.path}{' --trust-code' * session.recipe.imports_code}"
             ) from None
         except NotFinite as error:
@@ -277,7 +277,7 @@ class _AtOnce(KeyboardInterrupt):
 
 
 class _Stop:
-    """Whether somebody asked training to stop."""
+    """Whether training was asked to stop."""
 
     asked = False
 
