@@ -49,7 +49,8 @@ def outputs(data: str, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     with tempfile.TemporaryDirectory() as folder:
         run = train(recipe, Path(folder) / "run", quiet=True)
         trained = load_model(run.path)
-        head, parts = trained.model.head, []
+        head: Any = trained.model.head
+        parts = []
         with torch.no_grad():
             for x, y in trained.batches(load(data).test):
                 features = trained.model.net(x)
@@ -106,10 +107,10 @@ def second_look(o: Tensor, log_rho: Tensor, y: Tensor, seed: int) -> dict[str, f
             def loss(fit: Any = fit, weights: Tensor = weights, optimizer: Any = optimizer) -> Tensor:
                 optimizer.zero_grad()
                 value = torch.nn.functional.cross_entropy(weights[0] * o[fit] + weights[-1] * log_rho[fit], y[fit])
-                value.backward()
+                torch.autograd.backward(value)
                 return value
 
-            optimizer.step(loss)
+            optimizer.step(loss)  # type: ignore[no-untyped-call]
             with torch.no_grad():
                 logits[judge] = weights[0] * o[judge] + weights[-1] * log_rho[judge]
             betas.append(float(weights[-1].detach() / weights[0].detach()))

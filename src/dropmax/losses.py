@@ -25,11 +25,7 @@ __all__ = ["RowResults", "losses", "losses_of_logits"]
 
 
 class RowResults(NamedTuple):
-    """The objective of each row, and what :class:`dropmax.Loss` reports of it. Only ``total`` has a gradient.
-
-    >>> RowResults._fields
-    ('total', 'cross_entropy', 'kl_less_entropy', 'entropy', 'auxiliary', 'retain_logits')
-    """
+    """The objective of each row, and what :class:`dropmax.Loss` reports of it. Only ``total`` has a gradient."""
 
     total: Tensor
     cross_entropy: Tensor

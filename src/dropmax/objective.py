@@ -55,11 +55,7 @@ _FACTORS = 64
 
 
 class Options(NamedTuple):
-    """What the objective needs beside tensors; the options of :class:`dropmax.DropMax` under the same names.
-
-    >>> Options().temperature
-    0.1
-    """
+    """What the objective needs beside tensors; the options of :class:`dropmax.DropMax` under the same names."""
 
     temperature: float = 0.1
     epsilon: float = 1e-20
@@ -75,11 +71,7 @@ class Options(NamedTuple):
 
 
 class RowSums(NamedTuple):
-    """What is known of each row after some classes. With S > 1 masks per row, some are (S, N) and not (N,).
-
-    >>> RowSums._fields[:3]
-    ('highest', 'weighed', 'target_logit')
-    """
+    """What is known of each row after some classes. With S > 1 masks per row, some are (S, N) and not (N,)."""
 
     highest: Tensor  # max_k o_k
     weighed: Tensor  # sum_k (z_k + epsilon) exp(o_k - highest)
@@ -120,11 +112,7 @@ class RowSums(NamedTuple):
 
 
 class Known(NamedTuple):
-    """The sums over all classes that gradients need, see :class:`RowSums`.
-
-    >>> Known._fields
-    ('highest', 'weighed', 'kept', 'kept_weight')
-    """
+    """The sums over all classes that gradients need, see :class:`RowSums`."""
 
     highest: Tensor
     weighed: Tensor
@@ -133,11 +121,7 @@ class Known(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Some of the classes, for N rows.
-
-    >>> Block._fields[:3]
-    ('o', 'a', 'r')
-    """
+    """Some of the classes, for N rows."""
 
     o: Tensor | None  # class logits (N, width); None where the likelihood is computed elsewhere
     a: Tensor  # retain logits
@@ -150,11 +134,7 @@ class Block(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """The gradients of the row totals; ``b`` is that of the a inside ``b = a + r``, which may go elsewhere.
-
-    >>> Gradients._fields
-    ('o', 'a', 'r', 'b')
-    """
+    """The gradients of the row totals; ``b`` is that of the a inside ``b = a + r``, which may go elsewhere."""
 
     o: Tensor | None = None
     a: Tensor | None = None

@@ -28,11 +28,7 @@ MODES = ("mean", "mc", "exact")
 
 
 class TopK(NamedTuple):
-    """The k most probable classes of each row, best first.
-
-    >>> TopK._fields
-    ('values', 'indices')
-    """
+    """The k most probable classes of each row, best first."""
 
     values: Tensor
     indices: Tensor

@@ -41,11 +41,7 @@ _always_compiled = False
 
 
 class Maps(NamedTuple):
-    """The last linear map of each kind of logits, ``inputs @ weight.T + bias``, as one flat tuple of tensors.
-
-    >>> len(Maps._fields)
-    10
-    """
+    """The last linear map of each kind of logits, ``inputs @ weight.T + bias``, as one flat tuple of tensors."""
 
     o_inputs: Tensor
     o_weight: Tensor
@@ -69,11 +65,7 @@ class Maps(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What the objective needs beside logits.
-
-    >>> Rows._fields
-    ('target', 'noise', 'class_weight', 'row_weight')
-    """
+    """What the objective needs beside logits."""
 
     target: Tensor  # (N,), counted from the first class here; outside where it belongs to another rank
     noise: Tensor  # uniform numbers (N, K) or (S, N, K), or a seed (dropmax.noise)
@@ -88,11 +80,7 @@ class Rows(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How to walk.
-
-    >>> Plan(block=64).keep
-    True
-    """
+    """How to walk."""
 
     block: int  # classes in a block
     dtype: torch.dtype = torch.float32  # of the matrix products

@@ -31,11 +31,7 @@ class Loss(NamedTuple):
 
 
 class RowLosses(NamedTuple):
-    """The loss of each of N rows, and the names and values of its terms, all of them times the class weights.
-
-    >>> RowLosses._fields
-    ('total', 'names', 'terms')
-    """
+    """The loss of each of N rows, and the names and values of its terms, all of them times the class weights."""
 
     total: Tensor
     names: tuple[str, ...]

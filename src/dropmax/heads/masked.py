@@ -33,12 +33,7 @@ _MC_BLOCK = 2**22
 
 
 class MaskedHead(Head):
-    """A head whose class masks are Bernoulli(rho(x)) with ``rho(x) = sigmoid(W_theta h + b_theta)`` (equation 4).
-
-    >>> from dropmax import DropMax
-    >>> DropMax(4, 3).masked
-    True
-    """
+    """A head whose class masks are Bernoulli(rho(x)) with ``rho(x) = sigmoid(W_theta h + b_theta)`` (equation 4)."""
 
     predicts_with = ("classifier", "retain")
     separable = True

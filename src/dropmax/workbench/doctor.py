@@ -112,11 +112,7 @@ class Extra:
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that does not work, and what to do; with an essential one, dropmax cannot be used.
-
-    >>> Problem("no C++ compiler", "install one").essential
-    False
-    """
+    """Something that does not work, and what to do; with an essential one, dropmax cannot be used."""
 
     what: str
     advice: str

@@ -41,11 +41,7 @@ _MOST_CLASSES = 30  # whose matrix can still be read
 
 @dataclass
 class Measured:
-    """What is known about a model: rows of metrics, and what each class pays attention to.
-
-    >>> Measured().rows
-    []
-    """
+    """What is known about a model: rows of metrics, and what each class pays attention to."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)  #: split, mode, examples, metrics
     attention: Tensor | None = None  #: (K, K), see :func:`draw_figure`

@@ -27,11 +27,7 @@ ENGINES = ("local", "ray")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a plan.
-
-    >>> Outcome(done=5, found=2, failed={}).done
-    5
-    """
+    """What came of a plan."""
 
     done: int  #: runs with numbers
     found: int  #: of these and the failed, how many were there before

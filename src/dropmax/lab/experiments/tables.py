@@ -81,11 +81,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """A data set, and notes on its numbers.
-
-    >>> Column("mnist-1k", "MNIST-1K", "released, schedule x0.1").title
-    'MNIST-1K'
-    """
+    """A data set, and notes on its numbers."""
 
     data: str
     title: str

@@ -168,9 +168,6 @@ class Worker:
     """Runs the model on a few threads of its own, and turns away more than it could do in time.
 
     Two threads: one request cannot make all others wait, and no more than two images are ever being decoded.
-
-    >>> Worker().waiting
-    0
     """
 
     def __init__(self, threads: int = 2, most_waiting: int = 128) -> None:

@@ -16,11 +16,7 @@ MOST_HELD = 64 * 2**20
 
 
 class Uploads:
-    """Reads bodies into memory, never to disk; ``held`` counts the bytes of all uploads at work.
-
-    >>> Uploads(seconds=5).held
-    0
-    """
+    """Reads bodies into memory, never to disk; ``held`` counts the bytes of all uploads at work."""
 
     def __init__(self, seconds: float = SECONDS, most_held: int = MOST_HELD) -> None:
         self.seconds, self.most_held = seconds, most_held

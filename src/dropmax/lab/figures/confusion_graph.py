@@ -25,11 +25,7 @@ MOST_LINKS, MOST_CLASSES = 30, 24
 
 @dataclass(frozen=True)
 class Link:
-    """Two classes: the share of examples answered as either whose set holds the other, and measured mistakes.
-
-    >>> Link(3, 5, flagged=0.125, mistakes=7).flagged
-    0.125
-    """
+    """Two classes: the share of examples answered as either whose set holds the other, and measured mistakes."""
 
     first: int
     second: int

@@ -144,11 +144,7 @@ FIGURES: dict[str, Figure] = {
 
 @dataclass(frozen=True)
 class Made:
-    """One figure that was made, or the reason why it was not.
-
-    >>> Made("noise", (), why_not="needs images").files
-    ()
-    """
+    """One figure that was made, or the reason why it was not."""
 
     name: str
     files: tuple[Path, ...]

@@ -22,9 +22,6 @@ class Difference:
         mean: of the differences, in pairs where seeds pair.
         paired: the paired test, where two seeds or more pair.
         p_value: Holm-corrected for the methods compared with the baseline in this metric.
-
-    >>> Difference(-0.01, None, None).paired is None
-    True
     """
 
     mean: float

@@ -25,11 +25,7 @@ AWA_IMAGES = 30_475
 
 @dataclass(eq=False)
 class Listing:
-    """Image files and labels of each part ("train", "validation", "test"), before anything is decoded.
-
-    >>> Listing(Path("birds"), ("owl", "wren")).files["train"]
-    []
-    """
+    """Image files and labels of each part ("train", "validation", "test"), before anything is decoded."""
 
     root: Path
     classes: tuple[str, ...]

@@ -25,11 +25,7 @@ VALIDATION_SHARE = 0.1
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Inputs and integer labels as NumPy arrays, perhaps memory-mapped.
-
-    >>> len(Part(np.zeros((2, 5), np.float32), np.array([0, 1])))
-    2
-    """
+    """Inputs and integer labels as NumPy arrays, perhaps memory-mapped."""
 
     inputs: NDArray[Any]
     labels: NDArray[np.int64]
@@ -50,11 +46,7 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """What was read: a training part, perhaps the publisher's validation and test parts, and the names of classes.
-
-    >>> Parts(Part(np.zeros((2, 5), np.float32), np.array([0, 1])), ("cat", "dog")).test is None
-    True
-    """
+    """What was read: a training part, perhaps the publisher's validation and test parts, and the names of classes."""
 
     train: Part
     classes: tuple[str, ...]

@@ -24,11 +24,7 @@ __all__ = ["TableRows", "read_csv", "read_features", "read_npz", "read_parquet",
 
 @dataclass(frozen=True, eq=False)
 class TableRows:
-    """The rows of a table: features by the names of their columns, and perhaps labels and identifiers.
-
-    >>> TableRows(("length",), np.zeros((2, 1), np.float32)).labels is None
-    True
-    """
+    """The rows of a table: features by the names of their columns, and perhaps labels and identifiers."""
 
     columns: tuple[str, ...]
     values: NDArray[np.float32]

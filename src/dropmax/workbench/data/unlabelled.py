@@ -27,11 +27,7 @@ _BATCH = 256
 
 @dataclass(frozen=True)
 class Expected:
-    """What rows must look like for a model that was trained on others.
-
-    >>> Expected((4,), columns=("a", "b", "c", "d")).label_column
-    'label'
-    """
+    """What rows must look like for a model that was trained on others."""
 
     input_shape: tuple[int, ...]
     stored_size: int = 0  #: side images are scaled to before their centre is cropped; 0 for features

@@ -44,11 +44,7 @@ HEAD_INITS = ("default", "glorot", "truncated-normal")
 
 @dataclasses.dataclass(frozen=True)
 class DataOptions:
-    """``[data]``: what to learn from.
-
-    >>> DataOptions(name="mnist-1k").augment
-    'none'
-    """
+    """``[data]``: what to learn from."""
 
     name: str  #: a known data set, or the path of a folder or file
     augment: str = "none"  #: "none", "crop-flip" or "resize-crop-flip"
