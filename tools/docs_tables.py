@@ -7,10 +7,11 @@ A table is written between two comments, and its first one says what is in it::
     <!-- end -->
 
 STUDY is a directory below ``results/``. COLUMNS, separated by commas, are ``error``, ``nll``, ``ece``, ``aurc`` or
-``brier``; ``error@exact`` for another prediction mode; ``paper`` for the paper's number; ``seeds``; ``chosen`` for what
-tuning chose; ``dropmax-error`` for the paired difference "dropmax less this row". ``.1`` behind a column sets its
-digits. ROWS are ``variant=Name to show``; a variant of another study is ``study/variant=Name``, ``variant@exact`` is
-another prediction mode, and ``[0-2]`` before the ``=`` limits the seeds.
+``brier``, with ``_scaled`` behind it after a fitted temperature; ``set_size``; ``error@exact`` for another prediction
+mode; ``paper`` for the paper's number; ``seeds``; ``chosen`` for what tuning chose; ``dropmax-error`` for the paired
+difference "dropmax less this row". ``.1`` behind a column sets its digits. ROWS are ``variant=Name to show``; a variant
+of another study is ``study/variant=Name``, ``variant@exact`` is another prediction mode, and ``[0-2]`` before the ``=``
+limits the seeds.
 
 A number in a sentence is followed by a comment that names it: ``2.64 ± 0.30<!-- table1/dropmax error -->``, or for a
 paired difference ``1.05 ± 0.13<!-- table1/softmax less table1/dropmax error -->``.
@@ -95,11 +96,18 @@ def _split(column: str) -> tuple[str, str, int]:
     """Return the reference of a difference (or nothing), the metric and its digits."""
     name, _, digits = column.partition(".")
     reference, _, metric = name.rpartition("-")
-    return reference, metric, int(digits) if digits else _DIGITS.get(metric.partition("@")[0], 2)
+    return (
+        reference,
+        metric,
+        int(digits) if digits else _DIGITS.get(metric.partition("@")[0].removesuffix("_scaled"), 2),
+    )
 
 
 def _title(column: str, study: str) -> str:
     titles = {"error": "test error %", "nll": "NLL", "ece": "ECE %", "aurc": "AURC %", "brier": "Brier"}
+    titles |= {f"{name}_scaled": f"{title}, scaled" for name, title in titles.items()} | {
+        "set_size": "set size at 95 %"
+    }
     plain = {"paper": "the paper's error %", "chosen": "chosen", "seeds": "seeds"}
     if column in plain:
         return plain[column]
