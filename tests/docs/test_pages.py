@@ -62,3 +62,13 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     for page in (tmp_path / "site").rglob("*.html"):
         outside = re.findall(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=\"(https?:)?//", page.read_text("utf-8"))
         assert not outside, f"{page} asks another host for something"
+
+
+def test_every_module_of_the_core_is_on_the_map_and_in_the_contract() -> None:
+    core = {path.stem for path in (ROOT / "src" / "dropmax").iterdir() if not path.name.startswith(("_", "."))}
+    core -= {"cli", "lab", "workbench", "py"}
+    contract = (ROOT / "pyproject.toml").read_text(encoding="utf-8").partition("source_modules")[2].partition("]")[0]
+    shown = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for name in core:
+        assert f"`{name}.py`" in shown or f"`{name}/`" in shown, f"CONTRIBUTING.md does not say what {name} is"
+        assert f'"dropmax.{name}"' in contract or name.startswith("sklearn"), f"no contract holds {name} in the core"
