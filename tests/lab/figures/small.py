@@ -30,7 +30,7 @@ def write_data(path: Path, classes: Sequence[str], *, images: bool = True, each:
     return path
 
 
-def make_run(path: Path, data: Path, head: str, *, seed: int = 0, epochs: int = 4) -> Path:
+def make_run(path: Path, data: Path, head: str, *, seed: int = 0, epochs: int = 4, refit: bool = False) -> Path:
     """Train a small network on such a file."""
     torch.set_num_threads(1)
     recipe = load_recipe("own-features").override(
@@ -42,6 +42,7 @@ def make_run(path: Path, data: Path, head: str, *, seed: int = 0, epochs: int = 
             "training.batch_size": 16,
             "training.learning_rate": 0.01,
             "training.seed": seed,
+            "training.refit": refit,
         }
     )
     train(recipe, path, quiet=True)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from dropmax.lab.figures import recording
 from dropmax.lab.figures.runs import load_runs
 from dropmax.workbench.training import Interrupted
+from tests.lab.figures.small import make_run, write_data
 
 
 def test_it_repeats_the_run_and_sees_its_losses(image_runs: list[Path], tmp_path: Path) -> None:
@@ -33,6 +34,12 @@ def test_it_repeats_the_run_and_sees_its_losses(image_runs: list[Path], tmp_path
         with torch.no_grad():
             expected = F.cross_entropy(run.head(run.features()), run.test.labels)
         assert found.test[-1] == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_a_run_that_was_fitted_again_on_all_rows_is_repeated_whole(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "d.npz", ["a", "b", "c"], images=False)
+    (run,) = load_runs([make_run(tmp_path / "run", data, "dropmax", epochs=2, refit=True)])
+    assert recording.record(run, tmp_path, quiet=True).same_weights
 
 
 def test_softmax_has_no_masks_to_draw(image_runs: list[Path], tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from dropmax.classifier import Classifier
@@ -110,13 +111,15 @@ def record(run: Run, directory: Path, *, command: str | None = None, quiet: bool
     watcher = _Watcher(run, session)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".") as scratch:
         try:
-            fit(session, RunDirectory.create(Path(scratch) / "run", recipe, {}), [watcher], quiet=quiet)
+            again = RunDirectory.create(Path(scratch) / "run", recipe, {})
+            fit(session, again, [watcher], quiet=quiet)
         except Interrupted:
             raise Interrupted(f"stopped: {run.path} will be recorded from its beginning next time") from None
+        # Of the file, not of the session: with training.refit the model that is kept is trained by a second one.
+        weights, expected = load_file(again.path / "model.safetensors"), run.model.state_dict()
+        same = all(torch.equal(weights[name], expected[name].cpu()) for name in expected)
     if session.steps_done != watcher.steps_seen:
         raise RunError(f"{run.path} could not be recorded: only {watcher.steps_seen} of its steps were seen")
-    weights, expected = session.model.state_dict(), run.model.state_dict()
-    same = all(torch.equal(weights[name].cpu(), expected[name].cpu()) for name in expected)
     found = watcher.recording(run.recipe.to_toml(), same, provenance(command, seeds=[run.seed]))
     write_atomically(path, json.dumps(asdict(found)) + "\n")
     return found
