@@ -90,9 +90,10 @@ def apply_temperature(logits: Tensor, temperature: float, *, from_probs: bool = 
     return (wide / temperature).softmax(-1)
 
 
-#: Coverages worth promising, and how many classes the sets of the default one may hold on average.
+#: Coverages that are measured and stored, and those of which the highest with small sets is the default.
 COVERAGES = (0.99, 0.95, 0.90)
-_MEAN_SIZE = 2.0
+_DEFAULTS = tuple(percent / 100 for percent in range(99, 89, -1))
+_MEAN_SIZE = 2.0  # classes in a set on average that people still read
 
 #: The share of ordinary rows that may be called unlike anything the model was trained on.
 _FALSE_ALARMS = 0.01
@@ -149,7 +150,7 @@ class Calibration:
         if outside is not None and len(labels) >= rows_needed(1 - _FALSE_ALARMS):
             rank = math.ceil((len(labels) + 1) * (1 - _FALSE_ALARMS) - 1e-9)
             found = replace(found, outside=float(outside.double().cpu().kthvalue(rank).values))
-        possible = [c for c in COVERAGES if len(labels) >= rows_needed(c)]
+        possible = [c for c in _DEFAULTS if len(labels) >= rows_needed(c)]
         small = [c for c in possible if float(found.sets(chosen, c).sum(-1).double().mean()) <= _MEAN_SIZE]
         return replace(found, coverage=next(iter(small or possible[-1:]), None))
 
@@ -235,7 +236,7 @@ class Calibration:
             raise ValueError(f"its calibration comes from {found.source!r:.60}")
         if found.outside is not None and not (type(found.outside) is float and math.isfinite(found.outside)):
             raise ValueError(f"its calibration has the outside score {found.outside!r:.60}")
-        if found.coverage not in (None, *COVERAGES) or (
+        if found.coverage not in (None, *_DEFAULTS) or (
             found.coverage and len(found.labels) < rows_needed(found.coverage)
         ):
             raise ValueError(f"its calibration has the coverage {found.coverage!r:.60}")

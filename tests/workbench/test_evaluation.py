@@ -194,11 +194,11 @@ def test_the_default_coverage_is_the_highest_with_small_sets() -> None:
     found = calibrate(model, [(x, y)])
     assert found is not None
     probs = predict(model, [x]).probs
-    sizes = {c: float(found.sets(probs, c).sum(-1).double().mean()) for c in (0.99, 0.95, 0.9)}
-    assert found.coverage == next(c for c, size in sizes.items() if size <= 2)
-    few = calibrate(model, [(x[:15], y[:15])])
+    sizes = {c / 100: float(found.sets(probs, c / 100).sum(-1).double().mean()) for c in range(90, 100)}
+    assert found.coverage == max(c for c, size in sizes.items() if size <= 2)
+    few = calibrate(model, [(x[:10], y[:10])])
     assert few is not None
-    assert few.coverage == 0.9
+    assert few.coverage == 0.9  # 0.91 needs eleven rows
     fewest = calibrate(model, [(x[:5], y[:5])])
     assert fewest is not None
     assert fewest.coverage is None
