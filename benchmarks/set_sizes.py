@@ -18,7 +18,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 import torch
@@ -139,8 +139,8 @@ def table(rows: Sequence[dict[str, Any]], coverage: float = 0.95) -> str:
                 for one in row["sets"].get(method, [])
                 if one["coverage"] == coverage
             ]
-            spread = float(torch.tensor(sizes).std()) if len(sizes) > 1 else 0.0
-            cells.append(f"{mean(sizes):.3f} ± {spread:.3f}" if sizes else "")
+            spread = f" ± {stdev(sizes):.3f}" if len(sizes) > 1 else ""
+            cells.append(f"{mean(sizes):.3f}{spread}" if sizes else "")
         lines.append(f"| {data} | {head} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

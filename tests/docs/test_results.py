@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from pathlib import Path
 
 import pytest
 
+from benchmarks import set_sizes
 from tools import docs_tables
 
 ROOT = Path(__file__).parents[2]
 
 #: Pages whose intervals come from other measurements than ``dropmax reproduce``.
 ELSEWHERE = {
+    "calibration.md": "benchmarks.set_sizes, results/sets, compared below",
     "sklearn.md": "benchmarks.sklearn_comparison, results/sklearn",
     "export.md": "a model card shown as an example",
 }
@@ -41,6 +44,20 @@ def test_every_interval_on_a_page_says_which_result_it_is(page: Path) -> None:
         text = text.replace(row, "")  # compared with confusion.json below
     unnamed = [text[max(0, m.start() - 30) : m.end() + 20] for m in re.finditer("±", docs_tables.INLINE.sub("", text))]
     assert not re.search("±", docs_tables.INLINE.sub("", text)), f"name the result in a comment: {unnamed}"
+
+
+def test_sizes_of_prediction_sets_and_outside_scores_are_those_of_the_results() -> None:
+    page = (ROOT / "docs" / "calibration.md").read_text(encoding="utf-8")
+    rows = [json.loads(line) for line in (ROOT / "results/sets/results.jsonl").read_text().splitlines()]
+    for coverage in (0.95, 0.99):
+        assert set_sizes.table(rows, coverage).replace("cub-efficientnet-lite0", "cub features") in page
+    for head in ("softmax", "dropmax"):
+        found = [row["outside"] for row in rows if (row["data"], row["head"]) == ("clinc150", head)]
+        for kind in found[0]:
+            (line,) = re.findall(rf'^\| `"{kind}"`.*$', page, re.MULTILINE)
+            areas, rates = ([one[kind][name] for one in found] for name in ("auroc", "fpr95"))
+            assert f"{statistics.mean(areas):.3f} ± " in line
+            assert f"{100 * statistics.mean(rates):.1f} ± {100 * statistics.stdev(rates):.1f} %" in line
 
 
 def test_a_number_that_is_not_true_is_found() -> None:
