@@ -119,7 +119,8 @@ def _print(
     from rich.table import Column, Table
 
     right: Any = [Column(title, justify="right") for title in ("test error", "NLL", "ECE")]
-    table = Table("head", *right, title=f"10,000 test digits after {epochs} epochs on 1,000", title_justify="left")
+    title = f"10,000 test digits after {epochs} epochs on 1,000, both heads calibrated on held-out digits"
+    table = Table("head", *right, title=title, title_justify="left")
     for head, values in found.items():
         best = {name: min(found, key=lambda h: found[h][name]) for name in ("error", "nll", "ece")}
         cells = {

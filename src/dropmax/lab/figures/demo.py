@@ -112,6 +112,7 @@ def _confidence(figure: Any, softmax: Outputs, dropmax: Outputs, found: Contrast
         panel.text(0.03, 0.86, words, transform=panel.transAxes, fontsize=10.5)
         panel.grid(axis="x", visible=False)
     panels[0].set_ylabel("digits")
+    panels[0].set_ylim(top=1.25 * panels[0].get_ylim()[1])  # room for the words above the bars
     panels[1].tick_params(labelleft=True)
 
 

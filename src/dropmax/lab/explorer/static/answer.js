@@ -59,7 +59,7 @@ function couldBe(about, answer, name) {
     ),
   );
   const promise = about.coverage
-    ? `In ${Math.round(100 * about.coverage)} % of cases the truth is in this set.`
+    ? `Sets like this one hold the truth in ${Math.round(100 * about.coverage)} % of cases.`
     : "The run is not calibrated, so nothing is promised about this set.";
   return h(
     "div",
