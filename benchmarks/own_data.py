@@ -112,13 +112,32 @@ def run(data: str, seed: int) -> list[dict[str, Any]]:
     return rows
 
 
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return means over the seeds as Markdown: error %, log loss and CPU seconds of fitting and predicting."""
+    lines = []
+    for data in dict.fromkeys(row["data"] for row in rows):
+        chosen = [row for row in rows if row["data"] == data]
+        seeds = len({row["seed"] for row in chosen})
+        lines += [f"| {data}, {chosen[0]['rows']:,} rows, {seeds} seeds | error % | NLL | CPU s |", "|---|---|---|---|"]
+        for method in dict.fromkeys(row["method"] for row in chosen):
+            mean = {key: np.mean([r[key] for r in chosen if r["method"] == method]) for key in _SHOWN}
+            lines.append(f"| {method} | {100 * mean['error']:.2f} | {mean['nll']:.3f} | {mean['cpu_seconds']:.1f} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+_SHOWN = ("error", "nll", "cpu_seconds")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", nargs="+")
+    parser.add_argument("data", nargs="*", help="nothing prints the table of what --out holds")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, required=True, help="JSON lines; rows are appended")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if not options.data:
+        print(table([json.loads(line) for line in options.out.read_text(encoding="utf-8").splitlines()]))
     for seed in range(options.seeds):
         about = provenance(seeds=[seed])
         for data in options.data:

@@ -7,11 +7,11 @@ A table is written between two comments, and its first one says what is in it::
     <!-- end -->
 
 STUDY is a directory below ``results/``. COLUMNS, separated by commas, are ``error``, ``nll``, ``ece``, ``aurc`` or
-``brier``, with ``_scaled`` behind it after a fitted temperature; ``set_size``; ``error@exact`` for another prediction
-mode; ``paper`` for the paper's number; ``seeds``; ``chosen`` for what tuning chose; ``dropmax-error`` for the paired
-difference "dropmax less this row". ``.1`` behind a column sets its digits. ROWS are ``variant=Name to show``; a variant
-of another study is ``study/variant=Name``, ``variant@exact`` is another prediction mode, and ``[0-2]`` before the ``=``
-limits the seeds.
+``brier``, with ``_scaled`` behind it after a fitted temperature; ``set_size`` or ``outside_auroc``; ``error@exact`` for
+another prediction mode; ``paper`` for the paper's number; ``seeds``; ``chosen`` for what tuning chose;
+``dropmax-error`` for the paired difference "dropmax less this row". ``.1`` behind a column sets its digits. ROWS are
+``variant=Name to show``; a variant of another study is ``study/variant=Name``, ``variant@exact`` is another prediction
+mode, and ``[0-2]`` before the ``=`` limits the seeds.
 
 A number in a sentence is followed by a comment that names it: ``2.64 ± 0.30<!-- table1/dropmax error -->``, or for a
 paired difference ``1.05 ± 0.13<!-- table1/softmax less table1/dropmax error -->``.
@@ -35,7 +35,7 @@ TABLE = re.compile(r"(<!-- table: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 INLINE = re.compile(
     r"(?P<sign>[-+−]?)(?P<mean>\d+\.?\d*)(?: ± (?P<half>\d+\.?\d*))?(?: %)?\*{0,2}<!-- (?P<what>[^>]*?) -->"
 )
-_DIGITS = {"error": 2, "nll": 3, "ece": 2, "aurc": 3, "brier": 3}
+_DIGITS = {"error": 2, "nll": 3, "ece": 2, "aurc": 3, "brier": 3, "outside_auroc": 3}
 
 
 @cache
@@ -58,7 +58,7 @@ def values(row: str, metric: str) -> dict[int, float]:
         chosen = [record for record in chosen if first <= record.seed <= last]
     if not chosen:
         raise ValueError(f"results/{study} has no runs of {variant!r}")
-    factor = METRICS[metric].factor
+    factor = METRICS[metric].factor if metric in METRICS else 1.0
     return {record.seed: factor * record.test[mode or other or "mean"][metric] for record in chosen}
 
 
@@ -108,6 +108,7 @@ def _title(column: str, study: str) -> str:
     titles |= {f"{name}_scaled": f"{title}, scaled" for name, title in titles.items()} | {
         "set_size": "set size at 95 %"
     }
+    titles["outside_auroc"] = "AUROC, outside"
     plain = {"paper": "the paper's error %", "chosen": "chosen", "seeds": "seeds"}
     if column in plain:
         return plain[column]
@@ -139,7 +140,8 @@ def _cell(study: str, row: str, column: str, rows: list[str]) -> str:
     mean, half = mean_and_half(row, metric)
     is_best = mean <= min(mean_and_half(other, metric)[0] for other in rows)
     text = number(mean, half, digits)
-    return f"**{text}**" if is_best and len(rows) > 1 else text
+    # Of an AUROC more is better.
+    return f"**{text}**" if is_best and len(rows) > 1 and metric != "outside_auroc" else text
 
 
 def _name(row: str) -> str:

@@ -124,3 +124,15 @@ def test_the_split_of_embedded_rows_is_kept(tmp_path: Path) -> None:
     assert data.outside is not None
     assert data.outside.tolist() == [[22.0, 23.0]]
     assert "1 rows of outside are neither trained nor tested on" in data.notes
+
+
+def test_a_class_of_one_row_is_trained_on_and_a_folder_is_no_sentence(dropmax: Run, tmp_path: Path) -> None:
+    table = write_texts(tmp_path / "intents.csv", 8)
+    table.write_text(table.read_text() + "something else altogether,rare\n")
+    options = ("--text", "utterance", "--label-column", "intent", "--with", "my_features:lengths", "--epochs", 2)
+    done = dropmax("train", table, *options, "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert dropmax("predict", tmp_path / "run", "app", "--format", "json").returncode == 0
+    refused = dropmax("predict", tmp_path / "run", tmp_path)
+    assert refused.returncode == 2
+    assert "a model of sentences takes sentences" in refused.stderr

@@ -292,3 +292,41 @@ def test_transformers_that_are_not_there(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     with pytest.raises(InvalidValue, match="cannot load"):
         load_backbone(f"hf:{tmp_path / 'nothing'}", "text")
+
+
+def test_a_folder_of_every_kind_of_image(tmp_path: Path) -> None:
+    kinds = {"grey": "L", "palette": "P", "cmyk": "CMYK", "alpha": "RGBA", "deep": "I;16"}
+    for label in ("owl", "wren"):
+        (tmp_path / "birds" / label).mkdir(parents=True)
+        for name, mode in kinds.items():
+            image = Image.new(mode, (30, 24))
+            image.save(tmp_path / "birds" / label / f"{name}.{'tif' if mode == 'CMYK' else 'png'}")
+        frames = [Image.new("RGB", (24, 24), colour) for colour in ("red", "blue")]
+        frames[0].save(tmp_path / "birds" / label / "moving.gif", save_all=True, append_images=frames[1:])
+        Image.new("RGB", (4000, 40), "red").save(tmp_path / "birds" / label / "wide.png")
+        half = Image.new("RGB", (40, 20), "red")
+        half.paste("blue", (0, 0, 20, 20))  # blue at the left, and after the turn on top
+        exif = half.getexif()
+        exif[0x0112] = 6
+        half.save(tmp_path / "birds" / label / "turned.jpg", exif=exif, quality=95)
+
+    def top_and_bottom(images: torch.Tensor) -> torch.Tensor:
+        return torch.cat([images[:, :, :8].float().mean((2, 3)), images[:, :, 8:].float().mean((2, 3))], 1)
+
+    done = embed(
+        find_source(tmp_path / "birds", text=None), Backbone(IMAGES, top_and_bottom, 16, 20), tmp_path / "f.npz"
+    )
+    assert not done.unreadable
+    found = np.load(tmp_path / "f.npz")
+    rows = dict(zip(found["names"].tolist(), found["x"], strict=True))
+    assert len(rows) == 2 * (len(kinds) + 3)
+    assert rows["owl/moving.gif"][0] > 200 > 50 > rows["owl/moving.gif"][2], "the first frame"
+    assert rows["owl/turned.jpg"][2] > 200 > 50 > rows["owl/turned.jpg"][0], "upright: blue on top"
+    assert rows["owl/turned.jpg"][3] > 200 > 50 > rows["owl/turned.jpg"][5], "red below"
+
+
+@pytest.mark.parametrize("missing", ["NaN", "null"])
+def test_a_missing_text_is_left_out(missing: str, tmp_path: Path) -> None:
+    rows = ['{"text": "a", "label": "x"}', f'{{"text": {missing}, "label": "y"}}', '{"text": "b", "label": "y"}']
+    (tmp_path / "t.jsonl").write_text("\n".join(rows) + "\n")
+    assert read_texts(tmp_path / "t.jsonl", "text", label_column="label").texts == ["a", "b"]
