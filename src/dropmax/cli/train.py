@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -171,7 +172,8 @@ def train(
         names = Path(chosen.data.name).stem, plain_name(chosen.head["name"]), str(chosen.training.seed)
         place = out or Path("runs") / "-".join(names)
         run = training.train(chosen, place, data_dir=data_dir, device=device, force=force, callbacks=callbacks)
-    _report(run.path, run.metrics(), run.recipe(), as_json)
+    if os.environ.get("RANK", "0") == "0":  # of torchrun: only the first process has the run directory
+        _report(run.path, run.metrics(), run.recipe(), as_json)
 
 
 def _import_backbone(name: str | None, trust_code: bool) -> None:

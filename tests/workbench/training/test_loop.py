@@ -7,6 +7,7 @@ import math
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -178,6 +179,31 @@ def test_two_processes_learn_what_one_learns(tmp_path: Path) -> None:
         for name, value in one[part].items():
             assert two[part][name] == pytest.approx(value, rel=2e-2, abs=1e-2), (part, name)
     assert one["train"]["kl"] == pytest.approx(two["train"]["kl"], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_two_nodes_without_a_shared_disk_learn_what_one_learns(tmp_path: Path) -> None:
+    recipe = small(data__train_size=200, training__epochs=2)
+    train(recipe, tmp_path / "one", quiet=True)
+    file = write_recipe(tmp_path / "recipe.toml", recipe)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    nodes = []
+    for rank in range(2):
+        (tmp_path / f"node{rank}").mkdir()
+        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(rank)]
+        command += ["--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", port, "-m", "dropmax"]
+        command += ["train", "--recipe", str(file), "--out", "two", "--threads", "1"]
+        place = tmp_path / f"node{rank}"
+        nodes.append(subprocess.Popen(command, cwd=place, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+    for node in nodes:
+        said, errors = node.communicate(timeout=300)
+        assert node.returncode == 0, said + errors
+    assert not (tmp_path / "node1" / "two").exists()
+    one, two = (RunDirectory(tmp_path / name).metrics()[-1] for name in ("one", "node0/two"))
+    for name, value in one["train"].items():
+        assert two["train"][name] == pytest.approx(value, rel=2e-2, abs=1e-2), name
 
 
 def test_a_loss_that_is_no_longer_finite_is_named_and_the_last_good_state_kept(tmp_path: Path) -> None:
