@@ -92,6 +92,7 @@ class ConformalMixin:
         :meth:`conformalize` the set has a ``coverage``; before, it is the fewest labels with a probability of 0.95
         together, which promises nothing. See :meth:`dropmax.workbench.evaluation.Outputs.sets`.
         """
+        check_is_fitted(self)
         if coverage is not None:
             self._calibrated()
         if limit is not None:
