@@ -19,7 +19,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
+from dropmax.lab.statistics import t_interval
 from dropmax.workbench.data import load
 from dropmax.workbench.provenance import provenance
 from dropmax.workbench.recipes import load_recipe
@@ -128,6 +129,34 @@ def measure(data: str, seed: int) -> dict[str, float]:
         **being_wrong((o + log_rho).log_softmax(-1), a.sigmoid(), y, seed),
         **second_look(o - o.amax(-1, keepdim=True), log_rho, y, seed),
     }
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the Markdown table of docs/what-rho-adds.md: paired differences with 95 % t-intervals."""
+    lines = [
+        "| | seeds | bits saved | AUROC | AURC x 1000 | NLL, second look | error %, second look |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    columns = [
+        ("bits.rho", "bits.plain", -1, 4),
+        ("auroc.rho", "auroc.plain", 1, 4),
+        ("aurc.rho", "aurc.plain", 1000, 2),
+        ("nll.free", "nll.tied", 1, 4),
+        ("error.free", "error.tied", 100, 2),
+    ]
+    for data in dict.fromkeys(row["data"] for row in rows):
+        mine = [row for row in rows if row["data"] == data]
+        cells = [
+            _difference([scale * (row[with_rho] - row[without]) for row in mine], digits)
+            for with_rho, without, scale, digits in columns
+        ]
+        lines.append(f"| {data} | {len(mine)} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _difference(values: Sequence[float], digits: int) -> str:
+    mean, half_width = t_interval(values)
+    return f"{mean:+.{digits}f} ± {half_width:.{digits}f}".replace("-", "−")
 
 
 def main() -> None:

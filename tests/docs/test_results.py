@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import set_sizes
+from benchmarks import set_sizes, what_rho_adds
 from tools import docs_tables
 
 ROOT = Path(__file__).parents[2]
@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 #: Pages whose intervals come from other measurements than ``dropmax reproduce``.
 ELSEWHERE = {
     "calibration.md": "benchmarks.set_sizes, results/sets, compared below",
+    "what-rho-adds.md": "benchmarks.what_rho_adds, results/rho, compared below",
     "sklearn.md": "benchmarks.sklearn_comparison, results/sklearn",
     "export.md": "a model card shown as an example",
 }
@@ -44,6 +45,11 @@ def test_every_interval_on_a_page_says_which_result_it_is(page: Path) -> None:
         text = text.replace(row, "")  # compared with confusion.json below
     unnamed = [text[max(0, m.start() - 30) : m.end() + 20] for m in re.finditer("±", docs_tables.INLINE.sub("", text))]
     assert not re.search("±", docs_tables.INLINE.sub("", text)), f"name the result in a comment: {unnamed}"
+
+
+def test_what_rho_adds_is_the_table_of_the_results() -> None:
+    rows = [json.loads(line) for line in (ROOT / "results/rho/results.jsonl").read_text().splitlines()]
+    assert what_rho_adds.table(rows) in (ROOT / "docs" / "what-rho-adds.md").read_text(encoding="utf-8")
 
 
 def test_sizes_of_prediction_sets_and_outside_scores_are_those_of_the_results() -> None:
