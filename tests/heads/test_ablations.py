@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from close import close
 from torch import Tensor, nn
 
 from dropmax import HEADS, PAPER_OBJECTIVE, make_head
@@ -89,3 +90,22 @@ def test_options_that_mean_nothing_are_refused() -> None:
         make_head("dropmax-unmasked", 3, 4, likelihood="exact")
     with pytest.raises(InvalidValue, match="no parameters theta of its own"):
         make_head("dropmax-softmax-retain", 3, 4, stop_gradient="parameters")
+
+
+def test_relaxed_masks_without_a_gradient_are_dropmax_with_another_likelihood() -> None:
+    relaxed, hard = (make_head(name, 5, 4, dtype=F64) for name in ("dropmax-relaxed", "dropmax"))
+    hard.load_state_dict(relaxed.state_dict())
+    h, target = batch()
+    noise = torch.rand(6, 4, dtype=F64)
+    # Far from the threshold u = sigmoid(b), a relaxed mask at a low temperature is the hard one.
+    noise = torch.where((noise - relaxed.posterior_probs(h, target)).abs() < 0.05, 0.999, noise)
+    relaxed.temperature = 1e-3
+    results = []
+    for head in (relaxed, hard):
+        loss = head.loss(h, target, noise=noise)
+        loss.total.backward()
+        results.append([loss.total.detach(), *loss.terms.values(), *(p.grad for p in head.parameters())])
+    for found, expected in zip(*results, strict=True):
+        close(found, expected, terms=30, scale=10.0)
+    with pytest.raises(InvalidValue, match="mask_gradient=False"):
+        make_head("dropmax-relaxed", 5, 4, mask_gradient=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dropmax.heads.ablations import DropMaxSoftmaxRetain, DropMaxUnmasked
+from dropmax.heads.ablations import DropMaxRelaxed, DropMaxSoftmaxRetain, DropMaxUnmasked
 from dropmax.heads.base import MODES, Head, Loss
 from dropmax.heads.deterministic import DeterministicAttention, DeterministicDropMax
 from dropmax.heads.dropmax import PAPER_OBJECTIVE, DropMax
@@ -29,6 +29,7 @@ __all__ = [
     "DropMax",
     "DropMaxLabelPosterior",
     "DropMaxQP",
+    "DropMaxRelaxed",
     "DropMaxSoftmaxRetain",
     "DropMaxThetaPrior",
     "DropMaxUnmasked",

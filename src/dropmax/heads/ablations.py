@@ -14,12 +14,12 @@ from torch import Tensor
 
 from dropmax.checks import check_flag
 from dropmax.errors import InvalidValue
-from dropmax.functional import _wide
+from dropmax.functional import _wide, log_relaxed_mask, masked_nll
 from dropmax.heads.base import Head
 from dropmax.heads.dropmax import DropMax
 from dropmax.objective import plain_terms
 
-__all__ = ["DropMaxSoftmaxRetain", "DropMaxUnmasked"]
+__all__ = ["DropMaxRelaxed", "DropMaxSoftmaxRetain", "DropMaxUnmasked"]
 
 
 class DropMaxUnmasked(DropMax):
@@ -116,3 +116,41 @@ class DropMaxSoftmaxRetain(DropMax):
         log_p = _wide(self.classifier(features)).log_softmax(-1)
         # log(1 - p) as log(-expm1(log p)) keeps its digits; a p that rounded to 1 counts as a little less.
         return log_p - torch.log(-torch.expm1(log_p.clamp(max=-torch.finfo(log_p.dtype).eps)))
+
+
+class DropMaxRelaxed(DropMax):
+    """DropMax with ``mask_gradient=False`` as it was before hard masks: relaxed masks, without a gradient.
+
+    It answers whether drawing ``z ~ Bernoulli(q)`` in place of the relaxation of equation 6 costs accuracy.
+
+    >>> head = DropMaxRelaxed(in_features=8, num_classes=3)
+    >>> head.loss(torch.randn(5, 8), torch.zeros(5, dtype=torch.long)).total.shape
+    torch.Size([])
+    """
+
+    name = "dropmax-relaxed"
+
+    def __init__(self, in_features: int, num_classes: int, **options: Any) -> None:
+        super().__init__(in_features, num_classes, **options)
+        if self.likelihood != "sampled" or self.mask_gradient:
+            raise InvalidValue(
+                f"{self.name} draws relaxed masks without a gradient: it needs likelihood='sampled' and "
+                f"mask_gradient=False, got {self.likelihood!r} and {self.mask_gradient}"
+            )
+
+    def terms(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
+        """Return the terms of DropMax with the likelihood of relaxed masks."""
+        if noise is None:
+            raise InvalidValue(f"{self.name} needs noise for its masks")
+        o, a, r = (_wide(logits[name]) for name in ("classifier", "retain", "correction"))
+        stopped = _wide(logits.get("stopped", a.detach()))
+        log_mask = log_relaxed_mask((stopped + r).detach(), noise, self.temperature)
+        nll = masked_nll(
+            o,
+            log_mask,
+            target,
+            epsilon=self.epsilon,
+            label_smoothing=self.label_smoothing,
+            class_weight=self.class_weight,
+        )
+        return {"cross_entropy": nll, **plain_terms(None, a, stopped, r, None, target, self.objective())}

@@ -7,7 +7,7 @@ from importlib import metadata
 from typing import Any, TypeVar, overload
 
 from dropmax.errors import InvalidType, InvalidValue, unknown
-from dropmax.heads.ablations import DropMaxSoftmaxRetain, DropMaxUnmasked
+from dropmax.heads.ablations import DropMaxRelaxed, DropMaxSoftmaxRetain, DropMaxUnmasked
 from dropmax.heads.base import Head
 from dropmax.heads.deterministic import DeterministicAttention, DeterministicDropMax
 from dropmax.heads.dropmax import DropMax
@@ -49,7 +49,8 @@ FURTHER: dict[str, type[Head]] = {head.name: head for head in (Focal, SigSoftmax
 
 #: Heads for ablations, by name: :func:`make_head` makes them too, but they are not rows of the table.
 ABLATIONS: dict[str, type[Head]] = {
-    head.name: head for head in (DropMaxUnmasked, DropMaxSoftmaxRetain, DropMaxThetaPrior, DropMaxLabelPosterior)
+    head.name: head
+    for head in (DropMaxUnmasked, DropMaxSoftmaxRetain, DropMaxRelaxed, DropMaxThetaPrior, DropMaxLabelPosterior)
 }
 
 _Class = TypeVar("_Class", bound=type[Head])
