@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from close import close
 from torch import Tensor, nn
 
 from dropmax import HEADS, PAPER_OBJECTIVE, make_head
 from dropmax.errors import InvalidValue
 from dropmax.heads import ABLATIONS, MODES
+from tests.close import close
 
 F64 = torch.float64
 
@@ -97,12 +97,12 @@ def test_relaxed_masks_without_a_gradient_are_dropmax_with_another_likelihood() 
     hard.load_state_dict(relaxed.state_dict())
     h, target = batch()
     noise = torch.rand(6, 4, dtype=F64)
-    # Far from the threshold u = sigmoid(b), a relaxed mask at a low temperature is the hard one.
+    # Far from the threshold u = sigmoid(b), a relaxed mask of 1 - u at a low temperature is the hard one of u.
     noise = torch.where((noise - relaxed.posterior_probs(h, target)).abs() < 0.05, 0.999, noise)
     relaxed.temperature = 1e-3
     results = []
-    for head in (relaxed, hard):
-        loss = head.loss(h, target, noise=noise)
+    for head, u in ((relaxed, 1 - noise), (hard, noise)):
+        loss = head.loss(h, target, noise=u)
         loss.total.backward()
         results.append([loss.total.detach(), *loss.terms.values(), *(p.grad for p in head.parameters())])
     for found, expected in zip(*results, strict=True):
