@@ -93,6 +93,7 @@ def test_options_that_mean_nothing_are_refused() -> None:
 
 
 def test_relaxed_masks_without_a_gradient_are_dropmax_with_another_likelihood() -> None:
+    torch.manual_seed(0)
     relaxed, hard = (make_head(name, 5, 4, dtype=F64) for name in ("dropmax-relaxed", "dropmax"))
     hard.load_state_dict(relaxed.state_dict())
     h, target = batch()
