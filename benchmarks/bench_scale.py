@@ -46,20 +46,17 @@ NETWORKS = (("lenet", (1, 28, 28), 10), ("cifar-resnet", (3, 32, 32), 100))
 
 
 def run(quick: bool = False) -> list[dict[str, Any]]:
-    """Measure every row of the table, then the growth."""
+    """Measure every row of the table but those of the benchmarks compiled and growth."""
     rows = []
     threads = torch.get_num_threads()
     for count in range(1, 2 if quick else min(2, threads) + 1):
         torch.set_num_threads(count)
-        timed = [row for k in ((300,) if quick else (1_000, 10_000)) for row in _step_rows(k, quick)]
+        timed = [row for k in ((300,) if quick else (1_000, 10_000)) for row in step_rows(k, quick)]
         timed += _network_rows(quick)
         timed += _prediction_rows(1_000 if quick else 10_000, quick)
         rows += [{"threads": count, **row} for row in timed]
-    torch.set_num_threads(1)
-    rows += [_calls_row(), _parameters_row(), _memory_row(*((1_000, 32, 64) if quick else (100_000, 256, 512)))]
-    growth = _growth(QUICK_GROWTH if quick else GROWTH, quick)
     torch.set_num_threads(threads)
-    return rows + growth + _growth_rows(growth)
+    return [*rows, _calls_row(), _parameters_row()]
 
 
 # --- steps -----------------------------------------------------------------------------------------------------------
@@ -95,20 +92,18 @@ def step_of(
     return module, step
 
 
-def _step_rows(num_classes: int, quick: bool) -> list[dict[str, Any]]:
-    """One head, every rank, eager and compiled; all of them in turns with softmax."""
+def step_rows(num_classes: int, quick: bool, compiled: bool = False) -> list[dict[str, Any]]:
+    """One head, every rank with an aim or eager, all of them in turns with softmax."""
     features, target = torch.randn(128, 512, requires_grad=True), torch.randint(num_classes, (128,))
+    kinds = list(STEP_AIMS if compiled else RANKS)  # compiling takes most of a minute for each
+    steps = {kind: step_of(kind, features, target, num_classes, compiled)[1] for kind in (SOFTMAX, *kinds)}
+    timings = harness.measure(steps, baseline=SOFTMAX, **_timing(quick))
     rows = []
-    for compiled in (False,) if quick else (False, True):
-        torch.compiler.reset()
-        kinds = list(STEP_AIMS if compiled else RANKS)  # compiling takes most of a minute for each
-        steps = {kind: step_of(kind, features, target, num_classes, compiled)[1] for kind in (SOFTMAX, *kinds)}
-        timings = harness.measure(steps, baseline=SOFTMAX, **_timing(quick))
-        for kind in kinds:
-            aim = STEP_AIMS[kind][compiled] if kind in STEP_AIMS else None
-            mode = "both compiled" if compiled else "eager"
-            what = f"{kind}: step, {mode}, batch 128, 512 features, K = {num_classes:,}"
-            rows.append(_row(what, timings[kind], aim))
+    for kind in kinds:
+        aim = STEP_AIMS[kind][compiled] if kind in STEP_AIMS else None
+        mode = "both compiled" if compiled else "eager"
+        what = f"{kind}: step, {mode}, batch 128, 512 features, K = {num_classes:,}"
+        rows.append(_row(what, timings[kind], aim))
     return rows
 
 
@@ -248,7 +243,7 @@ def _resident(field: str) -> int:
     return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith(field)))
 
 
-def _memory_row(num_classes: int, batch: int, in_features: int) -> dict[str, Any]:
+def memory_row(num_classes: int, batch: int, in_features: int) -> dict[str, Any]:
     found = {kind: _child(kind, num_classes, batch, in_features) for kind in (SOFTMAX, "dropmax")}
     ratio = found["dropmax"]["beyond"] / found[SOFTMAX]["beyond"]
     return {
@@ -263,7 +258,7 @@ def _memory_row(num_classes: int, batch: int, in_features: int) -> dict[str, Any
 # --- growth ----------------------------------------------------------------------------------------------------------
 
 
-def _growth(sizes: Sequence[int], quick: bool) -> list[dict[str, Any]]:
+def growth_steps(sizes: Sequence[int], quick: bool) -> list[dict[str, Any]]:
     """One step of batch 64 with 128 features, at every number of classes: time in turns, memory in children."""
     kinds = [SOFTMAX, "dropmax", RANK_64]
     rows = []
@@ -290,7 +285,7 @@ def _growth(sizes: Sequence[int], quick: bool) -> list[dict[str, Any]]:
     return rows
 
 
-def _growth_rows(growth: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def growth_rows(growth: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows of the table that come from the growth: its largest size, and how straight the lines are."""
     rows = []
     for kind, aim in ((RANK_64, 2.5), ("dropmax", None)):
@@ -332,7 +327,8 @@ def tables(rows: Sequence[dict[str, Any]]) -> list[Table]:
             memory = "" if row["beyond"] is None else f"{row['beyond'] / 1e6:.0f}"
             cells = (f"{1e3 * row['median']:.1f}", f"{row['ratio']:.2f}", memory)
             growth.add_row(f"{row['classes']:,}", row["growth"], *cells)
-    return [aims_table("DropMax / softmax", [row for row in rows if "growth" not in row]), growth]
+    found = [aims_table("DropMax / softmax", [row for row in rows if "growth" not in row])]
+    return [*found, growth] if growth.rows else found
 
 
 def aims_table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
