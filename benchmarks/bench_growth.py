@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.bench_scale import GROWTH, QUICK_GROWTH, growth_rows, growth_steps, memory_row, plot, tables
+from benchmarks.bench_scale import GROWTH, QUICK_GROWTH, growth_rows, growth_steps, memory_row, tables
+from benchmarks.bench_scale import plot_growth as plot
 
 __all__ = ["plot", "run", "tables"]
 

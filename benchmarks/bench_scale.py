@@ -345,7 +345,7 @@ def aims_table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
+def plot_growth(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw time and memory against the number of classes, on logarithmic axes."""
     from dropmax.workbench.style import LOOKS, PAGE, pyplot, save
 

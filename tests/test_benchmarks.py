@@ -265,7 +265,7 @@ def test_straight_lines_are_told_from_bent_ones(last: float, met: bool, tmp_path
     for drawn in bench_scale.tables(rows + table):
         Console(file=output, width=120).print(drawn)
     assert ("missed" in output.getvalue()) is not met
-    bench_scale.plot(rows + table, tmp_path / "new" / "scale.png")
+    bench_scale.plot_growth(rows + table, tmp_path / "new" / "scale.png")
     assert (tmp_path / "new" / "scale.png").read_bytes().startswith(b"\x89PNG")
 
 
