@@ -1,4 +1,4 @@
-"""Which scores make the smallest prediction sets? ``python -m benchmarks.set_sizes RUN [RUN ...] [--out DIR]``.
+"""Which scores make the smallest prediction sets? ``python -m benchmarks.set_sizes RUN [RUN ...] [--out FILE]``.
 
 For each trained run: temperatures are fitted on its validation rows. Its test rows are split into halves, twenty times
 at random: one half sets the threshold of a coverage, the other measures coverage and mean size of the sets. The scores:
@@ -9,7 +9,7 @@ at random: one half sets the threshold of a coverage, the other measures coverag
 - ``lac-no-rho``: of ``softmax(o)``, rho not counted, with a temperature.
 
 Where the data has rows of the split ``outside``, AUROC and FPR at 95 % of each outside score follow. Results are
-appended to OUT/results.jsonl, one line per run; a run that is there already is not measured again.
+appended to a file, one line per run; a run that is there already is not measured again.
 """
 
 from __future__ import annotations
@@ -149,11 +149,11 @@ def main() -> None:
     """Measure the runs that are not there yet, and print the table of all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="*", type=Path)
-    parser.add_argument("--out", type=Path, default=Path("results/sets"))
+    parser.add_argument("--out", type=Path, default=Path("results/sets.jsonl"), metavar="FILE")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    options.out.mkdir(parents=True, exist_ok=True)
-    file = options.out / "results.jsonl"
+    file = options.out
+    file.parent.mkdir(parents=True, exist_ok=True)
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     done = {(row["data"], row["head"], row["seed"]) for row in rows}
     for path in options.runs:

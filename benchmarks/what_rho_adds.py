@@ -10,7 +10,7 @@ of the test rows. What is learned on one half of them is measured on the other, 
 - **A second look**: probabilities proportional to ``exp(alpha o + beta log rho)``. ``alpha = beta`` is the mean
   prediction with a temperature; a free beta is a second stage that may trust rho more, or less.
 
-Results are appended to OUT/results.jsonl, one line per data set and seed; what is there already is not done again.
+Results are appended to a file, one line per data set and seed; what is there already is not done again.
 """
 
 from __future__ import annotations
@@ -163,10 +163,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.what_rho_adds", description=__doc__)
     parser.add_argument("data", nargs="+", help="mnist-1k, or feature files with a test split")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path("results/rho"))
+    parser.add_argument("--out", type=Path, default=Path("results/rho.jsonl"), metavar="FILE")
     options = parser.parse_args()
-    path = options.out / "results.jsonl"
-    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out
+    path.parent.mkdir(parents=True, exist_ok=True)
     done = (
         {(row["data"], row["seed"]) for row in map(json.loads, path.read_text().splitlines())}
         if path.exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 # Some virtual machines announce AMX and then die of it (SIGILL) in a bfloat16 product. oneDNN reads this once, early.
@@ -38,7 +39,12 @@ NUMERICAL = (
 #: Tests that need ray, lightning, transformers, skorch, a logging service, a browser, the site or a build.
 HEAVY = (
     *("tests/test_packaging.py", "tests/docs/test_notebook.py", "tests/lab/explorer/test_browser.py"),
-    *(f"tests/workbench/training/test_callbacks.py::test_{name}" for name in ("tensorboard", "mlflow", "wandb")),
+    *(
+        f"tests/workbench/training/test_callbacks.py::test_{name}"
+        for name in ("tensorboard", "mlflow", "wandb", "making")
+    ),
+    "tests/workbench/training/test_loop.py::test_tensorboard",
+    "tests/cli/test_export_cli.py::test_train_with_logs",
     "tests/docs/test_pages.py::test_the_site",
     *(
         f"tests/docs/test_pages.py::test_every_python_block_of_a_page_runs[{page}]"
@@ -69,6 +75,10 @@ SLOW = (
     "src/dropmax/workbench/hub.py::dropmax.workbench.hub.save_pretrained",
 )
 HEAVY_EXAMPLES = ("skorch_net", "lightning_module", "huggingface_trainer", "huggingface_tokens")
+
+
+#: It drives the browser of heavy tests; without aiohttp it cannot even be searched for doctests.
+collect_ignore = [] if find_spec("aiohttp") else ["lab/explorer/cdp.py"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[2]
 
 #: Pages whose intervals come from other measurements than ``dropmax reproduce``.
 ELSEWHERE = {
-    "calibration.md": "benchmarks.set_sizes, results/sets, compared below",
-    "what-rho-adds.md": "benchmarks.what_rho_adds, results/rho, compared below",
+    "calibration.md": "benchmarks.set_sizes, results/sets.jsonl, compared below",
+    "what-rho-adds.md": "benchmarks.what_rho_adds, results/rho.jsonl, compared below",
     "sklearn.md": "benchmarks.sklearn_comparison, results/sklearn",
     "export.md": "a model card shown as an example",
 }
@@ -48,13 +48,13 @@ def test_every_interval_on_a_page_says_which_result_it_is(page: Path) -> None:
 
 
 def test_what_rho_adds_is_the_table_of_the_results() -> None:
-    rows = [json.loads(line) for line in (ROOT / "results/rho/results.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (ROOT / "results/rho.jsonl").read_text().splitlines()]
     assert what_rho_adds.table(rows) in (ROOT / "docs" / "what-rho-adds.md").read_text(encoding="utf-8")
 
 
 def test_sizes_of_prediction_sets_and_outside_scores_are_those_of_the_results() -> None:
     page = (ROOT / "docs" / "calibration.md").read_text(encoding="utf-8")
-    rows = [json.loads(line) for line in (ROOT / "results/sets/results.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (ROOT / "results/sets.jsonl").read_text().splitlines()]
     for coverage in (0.95, 0.99):
         assert set_sizes.table(rows, coverage).replace("cub-efficientnet-lite0", "cub features") in page
     for head in ("softmax", "dropmax"):
