@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceW
 def test_a_weight_is_a_number_of_copies_to_the_last_bit(
     iris: tuple[Any, Any], container: Callable[[Any], Any], options: dict[str, Any], head: str
 ) -> None:
+    if os.environ.get("DROPMAX_TEST_MISALIGNED") == "1" and container is not np.asarray:
+        pytest.skip("bits are promised for one alignment of memory, and only dense rows are misaligned here")
     X, y = iris
     counts = np.random.default_rng(0).integers(0, 4, len(y))
     order = np.random.default_rng(1).permutation(len(y))
