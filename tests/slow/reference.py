@@ -57,6 +57,14 @@ def nll_of(o: Array, log_z: Array, target: Indices, smoothing: float, spread: Ar
     return (1 - smoothing) * nll + smoothing * (spread * weight * of_kept).sum(-1)
 
 
+def hard_log_mask(b: Array, u: Array, doubt: float) -> Array:
+    """Return log z of z = 1 where u < sigmoid(b), else 0; NaN where rounding decides which."""
+    g = np.exp(log_sigmoid(b))
+    with np.errstate(divide="ignore"):
+        log_z = np.log((u < g).astype(np.float64))
+    return np.where(np.abs(u - g) < doubt, np.nan, log_z)
+
+
 def relaxed_log_mask(b: Array, u: Array, temperature: float, edge: float) -> Array:
     u = np.clip(u, edge, 1 - edge)
     return log_sigmoid((b + np.log(u) - np.log1p(-u)) / temperature)
@@ -174,6 +182,15 @@ def terms_of(
         terms = {"cross_entropy": nll_of(o, nothing, target, smoothing, even, weight)}
     elif name == "sparsemax":
         terms = {"cross_entropy": sparsemax_loss(o, target, smoothing) * weight[target]}
+    elif name == "sigsoftmax":
+        terms = {"cross_entropy": nll_of(o, log_sigmoid(o), target, smoothing, even, weight)}
+    elif name == "focal":
+        log_p = log_softmax(o)
+        focal = (-np.expm1(log_p)) ** options["gamma"] * -log_p * weight
+        terms = {"cross_entropy": (1 - smoothing) * at(focal, target) + smoothing * focal.mean(-1)}
+    elif name == "online-label-smoothing":  # its soft labels start even, and class weights multiply the whole row
+        hard = nll_of(o, nothing, target, smoothing, even, np.ones(num_classes)) * weight[target]
+        terms = {"cross_entropy": hard, "soft_labels": -log_softmax(o).mean(-1)}
     elif name in ("random-dropmax", "sampled-softmax"):
         kept = _kept(name, options, u, target, num_classes, dtype)
         terms = {
@@ -251,7 +268,11 @@ def _sampled(
     epsilon = options["epsilon"]
     found = []
     for one in u if u.ndim == 3 else [u]:
-        log_z = put(relaxed_log_mask(b, one, options["temperature"], np.finfo(dtype).eps / 2), target, 0.0)
+        if options.get("mask_gradient", True) or options["name"] == "dropmax-relaxed":
+            log_z = relaxed_log_mask(b, one, options["temperature"], np.finfo(dtype).eps / 2)
+        else:
+            log_z = hard_log_mask(b, one, 4 * float(np.finfo(dtype).eps))
+        log_z = put(log_z, target, 0.0)
         left = np.logaddexp(log_z, np.log(epsilon))
         found.append(nll_of(o, left, target, smoothing, np.exp(log_z), weight))
     return np.mean(found, 0)

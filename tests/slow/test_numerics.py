@@ -112,7 +112,9 @@ def expected_loss(head: Head, logits: reference.Logits, batch: Batch, wide: torc
 
 def expected_prediction(subject: Subject, logits: reference.Logits, wide: torch.dtype) -> dict[str, Any]:
     o, a = logits["classifier"], logits["retain"]
-    masked = subject.head in ("dropmax", "dropmax-qp", "dropmax-softmax-retain")
+    masked = subject.head.startswith("dropmax") and subject.head != "dropmax-unmasked"
+    if subject.head == "sigsoftmax":
+        return {"probability": np.exp(reference.log_softmax((o - o.max(-1, keepdims=True)) + reference.log_sigmoid(o)))}
     if subject.head == "sparsemax":
         return {"probability": reference.sparsemax(o)}
     if not masked and not subject.head.startswith("deterministic"):
@@ -139,7 +141,10 @@ def fair_rows(subject: Subject, batch: Batch, wide: torch.dtype) -> Tensor:
     if subject.head == "dropmax-softmax-retain":  # 1 - rho of rho = softmax(o) close to 1
         certain = batch.logits["classifier"].double().softmax(-1).amax(-1) > 0.8
         return (batch.ordinary & ~certain).nonzero()[:, 0]
-    adds_log_rho = subject.what == "mean" and subject.head in ("dropmax", "dropmax-qp")
+    adds_log_rho = subject.what == "mean" and subject.head.startswith("dropmax")
+    if subject.head == "sigsoftmax":  # o + log sigmoid(o), where both may be large
+        largest = batch.logits["classifier"].double().abs().amax(-1)
+        return (largest * torch.finfo(wide).eps < TOLERANCE[wide]).nonzero()[:, 0]
     if not adds_log_rho and not subject.head.startswith("deterministic"):
         return torch.arange(len(batch.target))
     # o + log rho where all log rho are so large that their last digit decides about small o.

@@ -21,6 +21,7 @@ import pickle
 import pickletools
 import re
 import shutil
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -168,7 +169,7 @@ class RunDirectory:
             raise RunError(f"{path} cannot be read ({reason}): delete it to resume from an older checkpoint") from error
         if not isinstance(state, dict) or "epoch" not in state or "model" not in state:
             raise RunError(f"{path} is not a checkpoint of dropmax: delete it to resume from an older checkpoint")
-        return state
+        return dict(_interned(state))
 
     # --- the log -------------------------------------------------------------------------------------------------
 
@@ -207,6 +208,13 @@ class RunDirectory:
             raise RunError(f"{self.path} holds {strangers[0]!r}, which no run made: --force will not delete it")
         for path in self.path.iterdir():
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else os.unlink(path)
+
+
+def _interned(x: Any) -> Any:
+    """Let equal names be one object again, as where they were saved: a resumed run then saves the same bytes."""
+    if type(x) is dict:
+        return {sys.intern(k) if isinstance(k, str) else k: _interned(value) for k, value in x.items()}
+    return [_interned(value) for value in x] if type(x) is list else x
 
 
 def _look_over(path: Path) -> None:
