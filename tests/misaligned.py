@@ -31,7 +31,8 @@ class Misaligned(TorchFunctionMode):
         made = func(*args, **(kwargs or {}))
         if func not in _FACTORIES or not isinstance(made, Tensor) or type(made) is not Tensor:
             return made
-        if torch._C._functorch.is_functorch_wrapped_tensor(made):  # inside vmap it is no memory of its own
+        compiling = torch.compiler.is_compiling()  # a compiler cannot trace the next question
+        if not compiling and torch._C._functorch.is_functorch_wrapped_tensor(made):  # vmap's, no memory of its own
             return made
         plain = made.device.type == "cpu" and made.is_floating_point() and made.is_contiguous() and made.numel() > 1
         return misalign(made) if plain and made.layout == torch.strided and made.is_leaf else made
