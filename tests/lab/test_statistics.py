@@ -78,3 +78,21 @@ def test_without_scipy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_names_of_version_0_1_still_work() -> None:
     assert metrics.t_interval is statistics.t_interval
     assert metrics.paired_difference is statistics.paired_difference
+
+
+@pytest.mark.parametrize(
+    ("methods", "q"), [(3, 2.343), (4, 2.569), (5, 2.728), (10, 3.164)]
+)  # q: Demšar (2006), table 5
+def test_mean_ranks_equal_counting(methods: int, q: float) -> None:
+    table = np.random.default_rng(methods).integers(0, 6, (14, methods))  # with ties
+    ranks = statistics.mean_ranks([{str(k): float(value) for k, value in enumerate(row)} for row in table])
+    below = (table[:, :, None] > table[:, None]).sum(2)
+    level = (table[:, :, None] == table[:, None]).sum(2)
+    assert list(ranks.mean.values()) == pytest.approx((below + (level + 1) / 2).mean(0))
+    assert ranks.critical_difference == pytest.approx(q * (methods * (methods + 1) / (6 * 14)) ** 0.5, abs=1e-3)
+
+
+@pytest.mark.parametrize("scores", [[], [{"a": 1.0, "b": 2.0, "c": 3.0}], [{"a": 1.0, "b": 2.0}] * 3])
+def test_too_little_to_rank_is_an_error(scores: list[dict[str, float]]) -> None:
+    with pytest.raises(InvalidValue, match="at least two data sets"):
+        statistics.mean_ranks(scores)

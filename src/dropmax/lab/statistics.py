@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import NamedTuple
 
 from dropmax.errors import InvalidType, InvalidValue, optional
 
-__all__ = ["PairedDifference", "holm", "paired_difference", "require_scipy", "t_interval"]
+__all__ = ["PairedDifference", "Ranks", "holm", "mean_ranks", "paired_difference", "require_scipy", "t_interval"]
 
 
 def t_interval(values: Iterable[float], confidence: float = 0.95) -> tuple[float, float]:
@@ -79,6 +79,42 @@ def holm(p_values: Sequence[float]) -> list[float]:
         so_far = max(so_far, min(1.0, (len(p_values) - rank) * p_values[i]))
         corrected[i] = so_far
     return corrected
+
+
+class Ranks(NamedTuple):
+    """What :func:`mean_ranks` returns.
+
+    >>> Ranks({"a": 1.0, "b": 2.0}, critical_difference=0.8, p_value=0.01).mean["a"]
+    1.0
+    """
+
+    mean: dict[str, float]
+    critical_difference: float
+    p_value: float
+
+
+def mean_ranks(scores: Sequence[Mapping[str, float]], level: float = 0.05) -> Ranks:
+    """Rank methods on every data set, 1 for the lowest score, and compare their mean ranks (Demšar, 2006).
+
+    Two of k methods differ at ``level`` if their mean ranks over N data sets are further apart than Nemenyi's critical
+    difference ``q sqrt(k (k + 1) / (6 N))``, with q the studentized range over sqrt(2). ``p_value`` is Friedman's, for
+    the hypothesis that all are alike.
+
+    >>> ranks = mean_ranks([{"a": 1, "b": 2, "c": 3}, {"a": 4, "b": 5, "c": 7}, {"a": 0.1, "b": 0.3, "c": 0.2}])
+    >>> {name: round(rank, 2) for name, rank in ranks.mean.items()}, round(ranks.critical_difference, 2)
+    ({'a': 1.0, 'b': 2.33, 'c': 2.67}, 1.91)
+    """
+    names = list(scores[0]) if scores else []
+    if len(scores) < 2 or len(names) < 3 or any(set(row) != set(names) for row in scores):
+        raise InvalidValue("mean_ranks needs at least two data sets with scores of the same three or more methods")
+    stats, k = require_scipy(), len(names)
+    columns = [_numbers(name, [row[name] for row in scores]) for name in names]
+    means = stats.rankdata(list(zip(*columns, strict=True)), axis=1).mean(axis=0)
+    q = stats.studentized_range.ppf(1 - level, k, math.inf) / math.sqrt(2)
+    critical = float(q * math.sqrt(k * (k + 1) / (6 * len(scores))))
+    return Ranks(
+        dict(zip(names, map(float, means), strict=True)), critical, float(stats.friedmanchisquare(*columns)[1])
+    )
 
 
 def require_scipy() -> ModuleType:
