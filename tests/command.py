@@ -1,4 +1,4 @@
-"""``dropmax ARGUMENTS``, through the entry point but inside this process: importing torch takes seconds."""
+"""``dropmax ARGUMENTS``, through the entry point but inside this process: importing torch takes seconds; and ROUNDS."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+#: How long a slow campaign runs: ``DROPMAX_ROUNDS=100 pytest -m slow tests/slow`` does a hundred times the short form.
+ROUNDS = int(os.environ.get("DROPMAX_ROUNDS", "1"))
 
 
 class _Terminal(io.StringIO):

@@ -6,11 +6,9 @@ import copy
 import functools
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any
-
-__all__ = ["INTEGERS", "WORDS", "damage_bytes", "damage_text", "damage_tree", "deflated", "nested"]
 
 #: Where sizes and counts go wrong: nothing, one too many, signs, and the ends of 8, 16, 32 and 64 bits.
 INTEGERS = (0, 1, 2, 127, 128, 255, 256, 32767, 65535, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1)
@@ -32,112 +30,52 @@ ODD_VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 
 
+def _times(rng: Random, most: int) -> range:
+    return range(min(rng.choice((1, 1, 1, 1, 2, 4)), most))
+
+
 def damage_bytes(rng: Random, data: bytes, most: int = 4) -> bytes:
     """Return the bytes with one thing, seldom up to ``most``, done to them."""
-    for _ in range(min(rng.choice((1, 1, 1, 1, 2, 4)), most)):
-        data = rng.choice(_BYTES)(rng, data)
+    for _ in _times(rng, most):
+        a, b = sorted((_place(rng, data), _place(rng, data)))
+        size, magic = rng.choice((1, 2, 4, 8)), rng.choice(MAGICS)
+        number = (rng.choice(INTEGERS) % 256**size).to_bytes(size, rng.choice(("little", "big")))
+        flipped = bytes(byte ^ 1 << rng.randrange(8) for byte in data[a : a + 1])
+        data = rng.choice((
+            *[data[:a] + flipped + data[a + 1 :], data[:a] + number + data[a + size :]] * 2,
+            data[:a], data[b:], data[:a] + data[a + 100 * size :],
+            data[: a + 64] + data[a : a + 64] * rng.choice((1, 50)) + data[a + 64 :],
+            data[:a] + rng.choice((bytes(5000), rng.randbytes(16), b"\xff" * 9)) + data[a:],
+            magic + data[len(magic) :], magic + data, data[b:] + data[a:b] + data[:a], rng.choice((b"", data + data)),
+        ))  # fmt: skip
     return data
-
-
-def _flip(rng: Random, data: bytes) -> bytes:
-    if not data:
-        return b"\x00"
-    changed = bytearray(data)
-    for _ in range(rng.choice((1, 1, 2, 8))):
-        changed[_place(rng, data)] ^= 1 << rng.randrange(8)
-    return bytes(changed)
-
-
-def _cut(rng: Random, data: bytes) -> bytes:
-    return data[: _place(rng, data)] if rng.random() < 0.7 else data[_place(rng, data) :]
-
-
-def _remove(rng: Random, data: bytes) -> bytes:
-    start = _place(rng, data)
-    return data[:start] + data[start + rng.choice((1, 2, 4, 64, 1000)) :]
-
-
-def _repeat(rng: Random, data: bytes) -> bytes:
-    start = _place(rng, data)
-    part = data[start : start + rng.choice((1, 4, 64, 1000))]
-    return data[:start] + part * rng.choice((2, 2, 50)) + data[start:]
-
-
-def _write_integer(rng: Random, data: bytes) -> bytes:
-    size = rng.choice((1, 2, 4, 8))
-    value = (rng.choice(INTEGERS) & ((1 << 8 * size) - 1)).to_bytes(size, "little" if rng.random() < 0.5 else "big")
-    start = _place(rng, data)
-    return data[:start] + value + data[start + size :]
-
-
-def _insert(rng: Random, data: bytes) -> bytes:
-    start = _place(rng, data)
-    return data[:start] + rng.choice((bytes(rng.choice((1, 100, 5000))), rng.randbytes(16), b"\xff" * 9)) + data[start:]
-
-
-def _other_magic(rng: Random, data: bytes) -> bytes:
-    magic: bytes = rng.choice(MAGICS)
-    return magic + data[len(magic) :] if rng.random() < 0.5 else magic + data
-
-
-def _swap(rng: Random, data: bytes) -> bytes:
-    a, b = sorted((_place(rng, data), _place(rng, data)))
-    return data[b:] + data[a:b] + data[:a] if rng.random() < 0.3 else data[:a] + data[b:] + data[a:b]
-
-
-def _empty(rng: Random, data: bytes) -> bytes:
-    return b"" if rng.random() < 0.2 else data + data
-
-
-_BYTES = (
-    _flip,
-    _flip,
-    _flip,
-    _write_integer,
-    _write_integer,
-    _cut,
-    _remove,
-    _repeat,
-    _insert,
-    _other_magic,
-    _swap,
-    _empty,
-)
 
 
 def _place(rng: Random, data: bytes) -> int:
     """Headers are at the front and footers at the end: half of the time there."""
-    if not data:
-        return 0
-    near = rng.random()
-    if near < 0.3:
-        return rng.randrange(min(len(data), 64))
-    return len(data) - 1 - rng.randrange(min(len(data), 64)) if near < 0.5 else rng.randrange(len(data))
+    ends = min(len(data), 64)
+    return (
+        rng.choice((rng.randrange(ends), len(data) - 1 - rng.randrange(ends), *[rng.randrange(len(data))] * 2))
+        if data
+        else 0
+    )
 
 
 def damage_text(rng: Random, text: str, words: Sequence[str] = WORDS, most: int = 4) -> bytes:
     """Return the text as bytes, with words, lines or, now and then, bytes changed."""
-    for _ in range(min(rng.choice((1, 1, 1, 1, 2, 4)), most)):
+    for _ in _times(rng, most):
+        lines, word, place = text.split("\n"), rng.choice(words), rng.randrange(len(text) + 1)
+        a, b = rng.randrange(len(lines)), rng.randrange(len(lines))
+        start, end = rng.choice([match.span() for match in re.finditer(r"[^\s,=\[\]{}\"]+", text)] or [(0, 0)])
         kind = rng.random()
-        lines = text.split("\n")
-        line = rng.randrange(len(lines))
         if kind < 0.5:
-            spans = [match.span() for match in re.finditer(r"[^\s,=\[\]{}\"]+", text)] or [(0, 0)]
-            start, end = rng.choice(spans)
-            text = text[:start] + rng.choice(words) + text[end:]
-        elif kind < 0.6:
-            del lines[line]
-            text = "\n".join(lines)
-        elif kind < 0.7:
-            lines.insert(rng.randrange(len(lines) + 1), lines[line])
-            text = "\n".join(lines)
-        elif kind < 0.8:
-            start = rng.randrange(len(text) + 1)
-            text = text[:start] + rng.choice(words) + text[start:]
+            text = text[:start] + word + text[end:]
+        elif kind < 0.65:
+            text = text[:place] + word + text[place:]
+        elif kind < 0.75:
+            text = "\n".join(lines[:a] + lines[a + 1 :])
         elif kind < 0.85:
-            other = rng.randrange(len(lines))
-            lines[line], lines[other] = lines[other], lines[line]
-            text = "\n".join(lines)
+            text = "\n".join([*lines[:b], lines[a], *lines[b:]])
         elif kind < 0.9:
             text += "\nx = " + nested(rng)
         elif kind < 0.95:
@@ -153,42 +91,34 @@ def nested(rng: Random) -> str:
     return rng.choice(("[" * depth + "]" * depth, "[" * depth, '{"a":' * depth + "1" + "}" * depth))
 
 
-def damage_tree(rng: Random, tree: Any, most: int = 3) -> Any:
+def damage_tree(rng: Random, tree: Any) -> Any:
     """Return a tree of dictionaries, lists and values with some of them replaced, removed, renamed or doubled."""
     tree = copy.deepcopy(tree)
-    for _ in range(min(rng.choice((1, 1, 1, 1, 2, 4)), most)):
-        holders = list(_holders(tree))
-        if not holders:
+    for _ in _times(rng, 3):
+        places = list(_places(tree))
+        if not places:
             return rng.choice(ODD_VALUES)
-        holder, key = rng.choice(holders)
+        (holder, key), (other, there) = rng.choice(places), rng.choice(places)
         kind = rng.random()
         if kind < 0.6:
             holder[key] = copy.deepcopy(rng.choice(ODD_VALUES))
         elif kind < 0.75:
             del holder[key]
         elif kind < 0.85 and isinstance(holder, dict):
-            holder[rng.choice(("x", "name", "", "a b", str(key) + "x"))] = holder.pop(key)
+            holder[rng.choice(("x", "name", "", "a b", f"{key}x"))] = holder.pop(key)
         elif kind < 0.95:
-            other, place = rng.choice(holders)
-            if _is_there(other, place) and _is_there(holder, key):
-                holder[key] = copy.deepcopy(other[place])
+            holder[key] = copy.deepcopy(other[there])
         elif isinstance(holder[key], (int, float)):
-            holder[key] = rng.choice((-1, 2, 1000)) * holder[key]  # not 0.5: it may be 10**400
+            holder[key] *= rng.choice((-1, 2, 1000))  # not 0.5: it may be 10**400
     return tree
 
 
-def _holders(tree: Any) -> list[tuple[Any, Any]]:
-    """Return every (dictionary or list, key or index) of a tree."""
-    found: list[tuple[Any, Any]] = []
+def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield every (dictionary or list, key or index) of a tree."""
     if isinstance(tree, (dict, list)):
         for key in tree if isinstance(tree, dict) else range(len(tree)):
-            found.append((tree, key))
-            found += _holders(tree[key])
-    return found
-
-
-def _is_there(holder: Any, key: Any) -> bool:
-    return key in holder if isinstance(holder, dict) else key < len(holder)
+            yield tree, key
+            yield from _places(tree[key])
 
 
 @functools.cache

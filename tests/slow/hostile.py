@@ -1,20 +1,20 @@
-"""What hostile files are tried on: a ground where code that runs leaves a mark, and a victim whose files are watched.
-
-An attack is a function that hands dropmax something hostile. Each payload is first set off on purpose, so that a
-missing mark means something.
-"""
+"""Where hostile files are tried: a ground on which code that runs leaves a mark and a victim's files are watched."""
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import pytest
+import safetensors.torch
+from torch import Tensor
 
+from dropmax.workbench.recipes import Recipe, load_recipe
+from dropmax.workbench.training import RunDirectory, build
 from tests.command import dropmax
 
 
@@ -28,28 +28,18 @@ class Ground:
 
     @classmethod
     def make(cls, scratch: Path) -> Ground:
-        """Clear the ground of an earlier attack."""
-        shutil.rmtree(scratch, ignore_errors=True)
+        """Lay it out in an empty directory."""
         ground = cls(scratch / "attacker", scratch / "victim", scratch / "mark")
         ground.folder.mkdir(parents=True)
         ground.victim.mkdir()
         (ground.victim / "diary.txt").write_text("nobody's business")
         return ground
 
-    def wrongs(self) -> list[str]:
-        """Return what should not have happened."""
-        found = ["hostile code ran"] if self.mark.exists() else []
-        diary = self.victim / "diary.txt"
-        if [path.name for path in self.victim.iterdir()] != ["diary.txt"] or diary.read_text() != "nobody's business":
-            found.append("the victim's files were changed")
-        strangers = {path.name for path in self.mark.parent.iterdir()} - {"attacker", "victim", "mark"}
-        return found + [f"{name!r} was written outside" for name in sorted(strangers)]
-
-
-Attack = Callable[[Ground], object]
-
-
-# --- payloads ---------------------------------------------------------------------------------------------------
+    def check(self) -> None:
+        """Expect that no code ran, that the victim's files are as they were, and that nothing was written outside."""
+        assert {path.name for path in self.mark.parent.iterdir()} == {"attacker", "victim"}
+        assert [path.name for path in self.victim.iterdir()] == ["diary.txt"]
+        assert (self.victim / "diary.txt").read_text() == "nobody's business"
 
 
 class _Call:
@@ -63,7 +53,7 @@ class _Call:
 
 
 def payloads(mark: Path) -> dict[str, bytes]:
-    """Return pickles that make the mark when they are loaded; each is tried out first."""
+    """Return pickles that make the mark when they are loaded."""
     touch = f"open({str(mark)!r}, 'w').close()"
     calls = {
         "eval": _Call(eval, touch),
@@ -75,19 +65,45 @@ def payloads(mark: Path) -> dict[str, bytes]:
     }
     found = {name: pickle.dumps(call, protocol=2) for name, call in calls.items()}
     # By hand: a name that is looked up through another module, in the oldest protocol there is.
-    found["by hand"] = f"cbuiltins\neval\n(V{touch}\ntR.".encode()
-    for name, payload in found.items():
-        pickle.loads(payload)  # to see that it would work
-        if not mark.exists():
-            pytest.fail(f"the payload {name!r} is not armed")
-        mark.rmdir() if mark.is_dir() else mark.unlink()
-    return found
-
-
-# --- the command line -------------------------------------------------------------------------------------------
+    return found | {"by hand": f"cbuiltins\neval\n(V{touch}\ntR.".encode()}
 
 
 def command(*arguments: object, terminal: bool = False) -> tuple[int, str]:
     """Run ``dropmax ARGUMENTS`` inside this process; return its exit code and all that it printed."""
     done = dropmax(*arguments, terminal=terminal)
     return done.returncode, done.stdout + ("" if terminal else done.stderr)
+
+
+def write_model(path: Path, recipe: Recipe, state: dict[str, Tensor], classes: list[str], shape: list[int]) -> Path:
+    """Write a model file that says what it is told to."""
+    about: dict[str, Any] = {"recipe": recipe.to_dict(), "classes": classes, "input_shape": shape}
+    about |= {"stored_size": shape[1] if len(shape) == 3 else 0, "mean": [0.1] * shape[0], "std": [0.3] * shape[0]}
+    state = {name: value.contiguous() for name, value in state.items()}
+    path.write_bytes(safetensors.torch.save(state, metadata={"dropmax": json.dumps(about)}))
+    return path
+
+
+MODULE = "dropmax_hostile_network"
+
+
+def hostile_run(ground: Ground) -> Path:
+    """Write a run whose model names a network in a module that makes the mark, and put that module within reach."""
+    modules = ground.folder / "modules"
+    modules.mkdir()
+    (modules / f"{MODULE}.py").write_text(
+        f"import torch\nopen({str(ground.mark)!r}, 'w').close()\n"
+        "class Network(torch.nn.Module):\n"
+        "    def __init__(self, input_shape):\n        super().__init__()\n        self.out_features = 4\n"
+        "    def forward(self, x):\n        return x\n"
+    )
+    recipe = load_recipe("own-features").override(
+        {"data.name": str(ground.folder / "a.csv"), "network.name": f"{MODULE}:Network", "training.epochs": 1}
+    )
+    rows = [f"{k % 7},{k % 5},{k % 3},{k},{'ab'[k % 2]}" for k in range(40)]
+    (ground.folder / "a.csv").write_text("\n".join(["a,b,c,d,label", *rows]))
+    run = ground.folder / "run"
+    RunDirectory.create(run, recipe, {})
+    whole = build(recipe.override({"network.name": "mlp", "network.hidden": [4]}), (4,), 2).state_dict()
+    head = {name: value for name, value in whole.items() if name.startswith("head.")}
+    write_model(run / "model.safetensors", recipe, head, ["a", "b"], [4])
+    return run

@@ -6,14 +6,16 @@ of 1e30 cost no digits. Arrays are (N, K); a target is (N,).
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from scipy.special import logsumexp
+from torch import Tensor
+
+from tests.exact import naive
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -107,63 +109,18 @@ def sparsemax_loss(o: Array, target: Indices, smoothing: float) -> Array:
     return np.where(p > 0, p * o, 0.0).sum(-1) - y_o + (y**2 - p**2).sum(-1) / 2
 
 
-# --- over all masks ----------------------------------------------------------------------------------------------
+# --- over all masks: the naive twins of dropmax.exact ------------------------------------------------------------
 
-
-#: What dropmax.exact says of itself: a class further than this below the best one is put here.
-WIDEST_SPREAD = 2.0**20
+WIDEST_SPREAD = 2.0**20  #: what dropmax.exact says of itself: a class further than this below the best one is put here
 
 
 def within_spread(o: Array) -> Array:
     return np.maximum(o - o.max(-1, keepdims=True), -WIDEST_SPREAD)
 
 
-@functools.lru_cache
-def masks_of(num_classes: int) -> NDArray[np.bool_]:
-    return np.array(list(itertools.product([False, True], repeat=num_classes)))
-
-
-def predictive(o: Array, a: Array) -> Array:
-    """E_z[p(y | z)] by going through all 2^K masks; the empty one counts as the full one."""
-    total = np.zeros_like(o)
-    log_keep, log_drop = log_sigmoid(a), log_sigmoid(-a)
-    for z in masks_of(o.shape[-1]):
-        seen = z if z.any() else ~z
-        prior = np.exp(np.where(z, log_keep, log_drop).sum(-1, keepdims=True))
-        p = np.zeros_like(o)
-        p[:, seen] = np.exp(log_softmax(o[:, seen]))
-        total += prior * p
-    return total
-
-
-def log_marginal(o: Array, a: Array, target: Indices) -> Array:
-    """log E_z[p(y = t | z)] the same way."""
-    o = within_spread(o)
-    log_keep, log_drop = log_sigmoid(a), log_sigmoid(-a)
-    terms = []
-    for z in masks_of(o.shape[-1]):
-        seen = z if z.any() else ~z
-        log_p = np.full_like(o, -np.inf)
-        log_p[:, seen] = log_softmax(o[:, seen])
-        terms.append(np.where(z, log_keep, log_drop).sum(-1) + at(log_p, target))
-    result: Array = logsumexp(np.stack(terms), axis=0)
-    return result
-
-
-def expected_nll(o: Array, b: Array, target: Indices) -> Array:
-    """E_{z ~ q}[-log p(y = t | z)], where q keeps the target."""
-    o = within_spread(o)
-    total = np.zeros(len(o))
-    log_keep, log_drop = put(log_sigmoid(b), target, 0.0), put(log_sigmoid(-b), target, 0.0)
-    for z in masks_of(o.shape[-1]):
-        kept = z[target]
-        if not kept.any():
-            continue
-        prior = np.exp(np.where(z, log_keep, log_drop).sum(-1))
-        log_p = np.zeros_like(o)
-        log_p[:, z] = log_softmax(o[:, z])
-        total += np.where(kept, prior * -at(log_p, target), 0.0)
-    return total
+def over_masks(function: Callable[..., Tensor], *arrays: Array | Indices) -> Array:
+    found: Array = function(*(torch.from_numpy(np.ascontiguousarray(x)) for x in arrays)).numpy()
+    return found
 
 
 # --- the terms of each head --------------------------------------------------------------------------------------
@@ -174,105 +131,76 @@ def terms_of(
 ) -> dict[str, Array]:
     """Return each term of each row's loss, as ``Head.loss(reduction="none")`` should; ``options`` are its config()."""
     name, num_classes, smoothing = options["name"], options["num_classes"], options["label_smoothing"]
-    o = logits["classifier"]
+    o, even = logits["classifier"], np.ones_like(logits["classifier"])
     weight = np.ones(num_classes) if options["class_weight"] is None else np.asarray(options["class_weight"], float)
-    even = np.ones_like(o)
-    nothing = np.zeros_like(o)
+
+    def nll(log_z: Array, spread: Array = even, weight: Array = weight) -> Array:
+        return nll_of(o, log_z, target, smoothing, spread, weight)
+
     if name == "softmax":
-        terms = {"cross_entropy": nll_of(o, nothing, target, smoothing, even, weight)}
+        terms = {"cross_entropy": nll(0 * even)}
     elif name == "sparsemax":
         terms = {"cross_entropy": sparsemax_loss(o, target, smoothing) * weight[target]}
     elif name == "sigsoftmax":
-        terms = {"cross_entropy": nll_of(o, log_sigmoid(o), target, smoothing, even, weight)}
+        terms = {"cross_entropy": nll(log_sigmoid(o))}
     elif name == "focal":
         log_p = log_softmax(o)
         focal = (-np.expm1(log_p)) ** options["gamma"] * -log_p * weight
         terms = {"cross_entropy": (1 - smoothing) * at(focal, target) + smoothing * focal.mean(-1)}
     elif name == "online-label-smoothing":  # its soft labels start even, and class weights multiply the whole row
-        hard = nll_of(o, nothing, target, smoothing, even, np.ones(num_classes)) * weight[target]
+        hard = nll(0 * even, weight=np.ones(num_classes)) * weight[target]
         terms = {"cross_entropy": hard, "soft_labels": -log_softmax(o).mean(-1)}
-    elif name in ("random-dropmax", "sampled-softmax"):
-        kept = _kept(name, options, u, target, num_classes, dtype)
-        terms = {
-            "cross_entropy": nll_of(o, np.where(kept, 0.0, -np.inf), target, smoothing, kept.astype(np.float64), weight)
-        }
+    elif name == "random-dropmax":
+        kept = put((u < float(dtype.type(options["retain"]))).astype(float), target, 1.0)
+        terms = {"cross_entropy": nll(np.where(kept > 0, 0.0, -np.inf), kept)}
+    elif name == "sampled-softmax":
+        sampled = math.floor(options["fraction"] * num_classes + 0.5) - (not options["target_extra"])
+        rank = np.argsort(np.argsort(put(u, target, -1.0), -1, kind="stable"), -1, kind="stable")
+        kept = (rank < 1 + min(max(1, sampled), num_classes - 1)).astype(float)
+        terms = {"cross_entropy": nll(np.where(kept > 0, 0.0, -np.inf), kept)}
     else:
-        terms = _attention_terms(name, options, logits, target, u, smoothing, weight, dtype)
+        terms = _attention_terms(options, logits, target, u, dtype, nll)
+        if options.get("likelihood", "sampled") != "sampled":
+            terms["cross_entropy"] = terms["cross_entropy"] * weight[target]
     return {k: v if k == "cross_entropy" else v * weight[target] for k, v in terms.items()}
 
 
-def _kept(
-    name: str, options: dict[str, Any], u: Array, target: Indices, num_classes: int, dtype: np.dtype[Any]
-) -> NDArray[np.bool_]:
-    if name == "random-dropmax":
-        chosen = u < float(dtype.type(options["retain"]))
-        return put(chosen.astype(np.float64), target, 1.0) > 0
-    sampled = math.floor(options["fraction"] * num_classes + 0.5) - (not options["target_extra"])
-    count = 1 + min(max(1, sampled), num_classes - 1)
-    rank = np.argsort(np.argsort(put(u, target, -1.0), -1, kind="stable"), -1, kind="stable")
-    return rank < count
-
-
 def _attention_terms(
-    name: str,
     options: dict[str, Any],
     logits: Logits,
     target: Indices,
     u: Array,
-    smoothing: float,
-    weight: Array,
     dtype: np.dtype[Any],
+    nll: Callable[..., Array],
 ) -> dict[str, Array]:
-    o = logits["classifier"]
-    even = np.ones_like(o)
+    o, name, likelihood = logits["classifier"], options["name"], options.get("likelihood", "sampled")
     if name == "dropmax-softmax-retain":
         log_p = np.minimum(log_softmax(o), -np.finfo(dtype).eps)  # documented: a p of 1 counts as a little less
         a = log_p - np.log(-np.expm1(log_p))
     else:
         a = logits["retain"]
     if name.startswith("deterministic"):
-        terms = {"cross_entropy": nll_of(o, log_sigmoid(a), target, smoothing, even, weight)}
+        terms = {"cross_entropy": nll(log_sigmoid(a))}
         return terms | ({"auxiliary": auxiliary(a, target)} if name == "deterministic-dropmax" else {})
-    likelihood = options.get("likelihood", "sampled")
     if likelihood == "marginal":
-        return {"cross_entropy": -log_marginal(o, a, target) * weight[target], "entropy": entropy(a)}
+        log_marginal = over_masks(naive.naive_log_marginal, within_spread(o), a, target)
+        return {"cross_entropy": -log_marginal, "entropy": entropy(a)}
     b = a if name == "dropmax-qp" else (a + logits["correction"]).astype(dtype).astype(np.float64)
     if name == "dropmax-unmasked":
-        nll = nll_of(o, np.zeros_like(o), target, smoothing, even, weight)
+        terms = {"cross_entropy": nll(np.zeros_like(o))}
     elif likelihood == "exact":
-        nll = expected_nll(o, b, target) * weight[target]
+        terms = {"cross_entropy": over_masks(naive.naive_expected_nll, within_spread(o), b, target)}
     else:
-        nll = _sampled(o, b, target, u, smoothing, weight, options, dtype)
+        found = []
+        for one in u if u.ndim == 3 else [u]:
+            if options.get("mask_gradient", True) or name == "dropmax-relaxed":
+                log_z = relaxed_log_mask(b, one, options["temperature"], np.finfo(dtype).eps / 2)
+            else:
+                log_z = hard_log_mask(b, one, 4 * float(np.finfo(dtype).eps))
+            log_z = put(log_z, target, 0.0)
+            found.append(nll(np.logaddexp(log_z, np.log(options["epsilon"])), np.exp(log_z)))
+        terms = {"cross_entropy": np.mean(found, 0)}
     if name == "dropmax-qp":
-        return {"cross_entropy": nll, "kl": -log_sigmoid(at(a, target)), "entropy": entropy(a)}
-    r = logits["correction"]
-    shift = float(np.log(o.shape[-1] - 1)) if options["prior_correction"] else 0.0
-    return {
-        "cross_entropy": nll,
-        "kl": kl(a, a + r, target),
-        "entropy": entropy(a),
-        "auxiliary": auxiliary(r, target, shift),
-    }
-
-
-def _sampled(
-    o: Array,
-    b: Array,
-    target: Indices,
-    u: Array,
-    smoothing: float,
-    weight: Array,
-    options: dict[str, Any],
-    dtype: np.dtype[Any],
-) -> Array:
-    epsilon = options["epsilon"]
-    found = []
-    for one in u if u.ndim == 3 else [u]:
-        if options.get("mask_gradient", True) or options["name"] == "dropmax-relaxed":
-            log_z = relaxed_log_mask(b, one, options["temperature"], np.finfo(dtype).eps / 2)
-        else:
-            log_z = hard_log_mask(b, one, 4 * float(np.finfo(dtype).eps))
-        log_z = put(log_z, target, 0.0)
-        left = np.logaddexp(log_z, np.log(epsilon))
-        found.append(nll_of(o, left, target, smoothing, np.exp(log_z), weight))
-    return np.mean(found, 0)
+        return terms | {"kl": -log_sigmoid(at(a, target)), "entropy": entropy(a)}
+    r, shift = logits["correction"], float(np.log(o.shape[-1] - 1)) if options["prior_correction"] else 0.0
+    return terms | {"kl": kl(a, a + r, target), "entropy": entropy(a), "auxiliary": auxiliary(r, target, shift)}

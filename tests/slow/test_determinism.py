@@ -20,7 +20,7 @@ from dropmax.workbench.data import Split
 from dropmax.workbench.evaluation import predict
 from dropmax.workbench.recipes import Recipe, load_recipe
 from dropmax.workbench.training import Interrupted, load_data, load_model, resume, save_model, train
-from tests.slow.rounds import ROUNDS
+from tests.command import ROUNDS
 
 NETWORKS = ("mlp",) if ROUNDS == 1 else ("lenet", "tutorial-cnn", "small-cnn", "mlp")
 HEADS_TRIED = ("softmax", "dropmax", "sampled-softmax") if ROUNDS == 1 else tuple(HEADS)

@@ -14,7 +14,7 @@ from torch import Tensor
 from dropmax import exact, functional, make_head
 from dropmax.errors import DropMaxError
 from dropmax.heads import ABLATIONS, FURTHER, HEADS, MODES, Head
-from tests.slow.inputs import DROPMAX_LOSSES
+from tests.slow.test_numerics import DROPMAX_LOSSES
 
 BAD = (math.nan, math.inf, -math.inf)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

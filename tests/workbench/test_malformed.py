@@ -20,7 +20,7 @@ from dropmax.workbench.data.tables import read_csv, read_features
 from dropmax.workbench.recipes import load_recipe, parse_toml
 from dropmax.workbench.terminal import printable
 from dropmax.workbench.training import RunDirectory
-from tests.slow import data_files, image_files, run_files, table_files
+from tests.slow import malformed, malformed_runs
 
 
 def test_one_long_cell_does_not_decide_the_memory_of_a_table(tmp_path: Path) -> None:
@@ -41,27 +41,23 @@ def test_arrays_packed_without_bounds_are_refused(tmp_path: Path, packing: int) 
 
 
 def test_bombs_are_refused_before_they_are_unpacked(tmp_path: Path) -> None:
-    (tmp_path / "a.npz").write_bytes(table_files.npz_of_zeros(60_000, 1200))
+    (tmp_path / "a.npz").write_bytes(malformed.npz_of_zeros(60_000, 1200))
     with pytest.raises(DataError, match="would take 72 MB, more than 100 times its size"):
         load(tmp_path / "a.npz")
-    (tmp_path / "a.png").write_bytes(image_files.png_of_zeros(40_000, 40_000))
+    (tmp_path / "a.png").write_bytes(malformed.png_of_zeros(40_000, 40_000))
     with pytest.raises(DataError, match="too many pixels"):
         decode(tmp_path / "a.png", 16)
-    (tmp_path / "images").write_bytes(data_files._gzip_of_zeros(400_000))
+    (tmp_path / "images").write_bytes(malformed.gzip_of_zeros(400_000))
     (tmp_path / "labels").write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 1, 7]))
     with pytest.raises(DataError, match="no file of MNIST has more"):
-        data_files.read_mnist_files(tmp_path)
+        malformed.read_mnist_files(tmp_path)
 
 
 def test_a_jpeg_of_very_many_passes_is_refused(tmp_path: Path) -> None:
     from dropmax.lab.explorer.images import open_upload
 
-    data = image_files.pictures()["progressive.jpg"]
-    place = data.index(b"\xff\xc2") + 5
     for size, scans, sound in ((24, 100, True), (4000, 5, True), (4000, 3000, False)):
-        large = data[:place] + size.to_bytes(2, "big") * 2 + data[place + 4 :]
-        scan = large[large.rindex(b"\xff\xda") : -2]
-        (tmp_path / "a.jpg").write_bytes(large[:-2] + scan * scans + b"\xff\xd9")
+        (tmp_path / "a.jpg").write_bytes(malformed.long_jpeg(size, size, scans))
         for read in (lambda path: decode(path, 16), lambda path: open_upload(path.read_bytes())):
             if sound:
                 read(tmp_path / "a.jpg")
@@ -134,13 +130,13 @@ def test_a_character_that_toml_wants_spelt_out() -> None:
 def test_plans_without_end_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidValue, match="a grid of 1,000,000 points"):
         grid_points({name: range(100) for name in "abc"})
-    (tmp_path / "a.toml").write_text(run_files._STUDY.replace("runs = 3", f"runs = {10**9}"))
+    (tmp_path / "a.toml").write_text(malformed_runs.STUDY.replace("runs = 3", f"runs = {10**9}"))
     with pytest.raises(InvalidValue, match="--runs must be at most 1,000"):
         plan_study(tmp_path / "a.toml")
 
 
 def test_checkpoints_that_ask_for_memory(tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path / "run", run_files.small_recipe(), {})
+    run = RunDirectory.create(tmp_path / "run", malformed_runs.small_recipe(), {})
     path = run.path / "checkpoint-000001.pt"
     torch.save({"epoch": 1, "model": {"w": torch.zeros(1).expand(1000, 1000, 1000)}}, path)
     with pytest.raises(RunError, match="without the numbers for it"):
@@ -169,7 +165,7 @@ def test_names_of_files_need_not_be_text(tmp_path: Path, monkeypatch: pytest.Mon
         (tmp_path / "set" / label).mkdir(parents=True)
         for k in range(4):
             name = os.fsencode(tmp_path / "set" / label) + b"/%d\xff.png" % k
-            Path(os.fsdecode(name)).write_bytes(image_files.pictures()["colour.png"])
+            Path(os.fsdecode(name)).write_bytes(malformed.pictures()["colour.png"])
     assert len(load(tmp_path / "set", image_size=8).classes) == 2
     Path(os.fsdecode(os.fsencode(tmp_path / "set") + b"/\xff")).mkdir()
     with pytest.raises(DataError, match=r"has the class '\\udcff', which is not text"):

@@ -11,8 +11,7 @@ from dropmax.errors import InvalidValue, RunError
 from dropmax.imports import check_import
 from dropmax.workbench.networks import registry
 from dropmax.workbench.training import load_model, train
-from tests.slow.hostile import Ground, command
-from tests.slow.hostile_code import MODULE, hostile_run
+from tests.slow.hostile import MODULE, Ground, command, hostile_run
 
 
 @pytest.fixture
@@ -70,10 +69,9 @@ def test_a_small_file_cannot_ask_for_a_large_network(tmp_path: Path) -> None:
 
     import safetensors.torch
 
-    from tests.slow.run_files import _model
+    from tests.slow.malformed_runs import small_model
 
-    state, about = _model()
-    about = json.loads(json.dumps(about))
+    state, about = small_model()
     about["recipe"]["network"]["hidden"] = [200_000, 200_000]  # 160 GB
     content = safetensors.torch.save(state, metadata={"dropmax": json.dumps(about)})
     (tmp_path / "model.safetensors").write_bytes(content)
@@ -88,7 +86,7 @@ def test_a_small_file_cannot_ask_for_a_large_network(tmp_path: Path) -> None:
 
 
 def test_training_into_a_link_is_refused(tmp_path: Path) -> None:
-    from tests.slow.run_files import small_recipe
+    from tests.slow.malformed_runs import small_recipe
 
     (tmp_path / "victim").mkdir()
     (tmp_path / "door").symlink_to(tmp_path / "victim")

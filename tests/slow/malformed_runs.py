@@ -55,13 +55,12 @@ def read_recipe(folder: Path) -> object:
     """Load it; what loads must be writable, and load again as the same."""
     recipe = load_recipe(folder / "a.toml")
     (folder / "b.toml").write_text(recipe.to_toml(), encoding="utf-8")
-    again = load_recipe(folder / "b.toml")
-    if again.to_toml() != recipe.to_toml():
+    if load_recipe(folder / "b.toml").to_toml() != recipe.to_toml():
         raise AssertionError("a recipe that was written out is another when it is read")
     return recipe
 
 
-_STUDY = """[base]
+STUDY = """[base]
 data = ["mnist-1k", "mnist-5k"]
 recipe = "released"
 runs = 3
@@ -79,7 +78,7 @@ grid."training.learning_rate" = [0.1, 0.2, 0.3]
 
 def make_study(rng: Random, folder: Path) -> None:
     """Write a study with other words in it, or a grid of more points than there are atoms."""
-    text = _STUDY
+    text = STUDY
     if rng.random() < 0.02:
         text += "".join(f'grid."training.x{k}" = {list(range(50))}\n' for k in range(rng.choice((2, 20))))
     (folder / "a.toml").write_bytes(damage_text(rng, text, _TOML_WORDS))
@@ -102,25 +101,17 @@ def _state() -> dict[str, Any]:
     total, _ = model(torch.randn(6, 4), torch.arange(6) % 3)
     total.backward()
     optimizer.step()
-    return {
-        "epoch": 1,
-        "log": '{"epoch": 1, "train": {"total": 1.0}}\n',
-        "recipe": recipe.to_toml(),
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "scaler": {},
-        "order": torch.Generator().get_state(),
-        "noise": torch.get_rng_state(),
-    }
+    row = '{"epoch": 1, "train": {"total": 1.0}}\n'
+    about = {"epoch": 1, "log": row, "recipe": recipe.to_toml(), "scaler": {}}
+    states = {"model": dict(model.state_dict()), "optimizer": optimizer.state_dict()}
+    return about | states | {"order": torch.Generator().get_state(), "noise": torch.get_rng_state()}
 
 
 def make_checkpoint(rng: Random, folder: Path) -> None:
     """Write a checkpoint with another state, a changed pickle, or damaged bytes."""
     (folder / "recipe.toml").write_text(small_recipe().to_toml())
-    state, kind = _state(), rng.random()
-    if kind < 0.45:
-        state = _damaged_state(rng, state)
-    buffer = io.BytesIO()
+    kind, buffer = rng.random(), io.BytesIO()
+    state = _damaged_state(rng) if kind < 0.45 else _state()
     torch.save(state, buffer, _use_new_zipfile_serialization=not 0.44 < kind < 0.45)
     data = buffer.getvalue()
     if 0.45 < kind < 0.65:
@@ -130,27 +121,23 @@ def make_checkpoint(rng: Random, folder: Path) -> None:
     (folder / "checkpoint-000001.pt").write_bytes(data)
 
 
-def _damaged_state(rng: Random, state: dict[str, Any]) -> dict[str, Any]:
-    changed = copy.deepcopy(state)
-    changed["model"] = dict(changed["model"])
-    tensors: tuple[Any, ...] = (
+def _damaged_state(rng: Random) -> Any:
+    changed = copy.deepcopy(_state())
+    if rng.random() < 0.5:
+        return damage_tree(rng, changed)
+    holder = rng.choice((changed, changed["model"], changed["optimizer"]["state"][0]))
+    holder[rng.choice(list(holder))] = rng.choice((
         torch.zeros(3), torch.zeros(0), torch.zeros(1).expand(1000, 1000, 1000), torch.tensor(5),
         torch.ones(5, 4).to_sparse(), torch.full((5, 4), float("nan")), torch.zeros(5, 4, dtype=torch.int64),
         torch.zeros(5, 4, dtype=torch.complex64), torch.zeros(5056, dtype=torch.uint8), torch.zeros(2, device="meta"),
-    )  # fmt: skip
-    if rng.random() < 0.5:
-        holder = rng.choice((changed, changed["model"], changed["optimizer"]["state"][0]))
-        holder[rng.choice(list(holder))] = rng.choice(tensors)
-        return changed
-    found: dict[str, Any] = damage_tree(rng, changed)
-    return found
+    ))  # fmt: skip
+    return changed
 
 
 def _with_pickle(rng: Random, data: bytes) -> bytes:
     """Put another pickle, or other sizes, into the archive that a checkpoint is."""
-    source, buffer = zipfile.ZipFile(io.BytesIO(data)), io.BytesIO()
-    packing = rng.choice((0, 0, 0, 8))
-    with zipfile.ZipFile(buffer, "w", packing) as archive:
+    buffer, packing = io.BytesIO(), rng.choice((0, 0, 0, 8))
+    with zipfile.ZipFile(io.BytesIO(data)) as source, zipfile.ZipFile(buffer, "w", packing) as archive:
         for info in source.infolist():
             content = source.read(info)
             if info.filename.endswith("data.pkl"):
@@ -168,11 +155,9 @@ def _with_pickle(rng: Random, data: bytes) -> bytes:
 def read_checkpoint(folder: Path) -> object:
     """Load it and put it into the model it says it is of, as ``resume`` does."""
     run = RunDirectory.open(folder)
-    recipe = run.recipe()
-    checkpoint = run.load_checkpoint()
+    recipe, checkpoint, before = run.recipe(), run.load_checkpoint(), torch.get_rng_state()
     if checkpoint is None:
         return None
-    before = torch.get_rng_state()
     rows = Split(torch.zeros(3, 4), torch.arange(3))
     data = Dataset("mine.csv", rows, rows, rows, ("a", "b", "c"), (0.0,) * 4, (1.0,) * 4)
     try:
@@ -184,8 +169,8 @@ def read_checkpoint(folder: Path) -> object:
 # --- models -----------------------------------------------------------------------------------------------------
 
 
-@functools.cache
-def _model() -> tuple[dict[str, Tensor], dict[str, Any]]:
+def small_model() -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors and the description of a model."""
     recipe = small_recipe()
     torch.manual_seed(0)
     state = {name: value.contiguous() for name, value in build(recipe, (4,), 3).state_dict().items()}
@@ -195,12 +180,10 @@ def _model() -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def make_model(rng: Random, folder: Path) -> None:
     """Write a model whose description, tensors, header or bytes lie."""
-    state, about = _model()
-    kind = rng.random()
+    (state, about), kind = small_model(), rng.random()
     if kind < 0.5:
         about = damage_tree(rng, about)
     elif kind < 0.6:
-        about = copy.deepcopy(about)
         about["recipe"]["network"] = rng.choice((
             {"name": "mlp", "hidden": [100_000, 100_000]}, {"name": "mlp", "hidden": [5] * 3000},
             {"name": "cifar-resnet", "depth": 6 * 10**9 + 2}, {"name": "small-cnn", "convs_per_block": 10**9},
@@ -210,11 +193,9 @@ def make_model(rng: Random, folder: Path) -> None:
         ))  # fmt: skip
         about["input_shape"] = rng.choice(([4], [3, 32, 32], [1, 28, 28], [10**6, 10**6], [3, 10**9, 10**9]))
     elif kind < 0.7:
-        state = dict(state)
         name = rng.choice(list(state))
-        state[name] = rng.choice(
-            (torch.zeros(0), torch.zeros(3, 3), state[name].long(), state[name].half() * float("nan"))
-        )
+        others = (torch.zeros(0), torch.zeros(3, 3), state[name].long(), state[name].half() * float("nan"))
+        state[name] = rng.choice(others)
     text = json.dumps(about)
     if rng.random() < 0.05:
         text = rng.choice((nested(rng), "", "5", "[]", text[:-1]))
@@ -267,30 +248,24 @@ def _results() -> list[dict[str, Any]]:
     plan = plan_table(["mnist-1k"], heads=["softmax", "dropmax-qp"], runs=2, overrides={"training.weight_decay": 0.0})
     metrics = {"mean": {"error": 0.05, "nll": 0.2, "ece": 0.01, "brier": 0.1, "aurc": 0.01}}
     origin = {"commit": "0123abc", "versions": {"torch": "2.13"}, "machine": {"processor": "abacus", "cores": 2}}
+    numbers = {"status": "done", "reason": "", "test": metrics, "validation": metrics, "provenance": origin}
     with tempfile.TemporaryDirectory() as scratch:
         store = Store(scratch)
         store.join(plan, "dropmax reproduce")
         for job in plan.groups[0].run_jobs({}, 2):
-            numbers = {"status": "done", "reason": "", "test": metrics, "validation": metrics, "provenance": origin}
             store.append(RunRecord.model_validate(json.loads(failure(job, "x").to_json()) | numbers))
         return [json.loads(line) for line in store.file.read_text().splitlines()]
 
 
 def make_results(rng: Random, folder: Path) -> None:
     """Write a plan and two runs, some lines of them damaged."""
-    which = rng.choice(("plan", "runs", "runs"))
-    lines = []
+    damaged, lines = rng.choice(("plan", "run", "run")), []
     for row in _results():
-        is_chosen = (row["kind"] == "plan") == (which == "plan") and rng.random() < 0.7
-        lines.append(_damaged_line(rng, row) if is_chosen else json.dumps(row).encode())
+        line, kind = json.dumps(row).encode(), rng.random()
+        if (row["kind"] == "plan") == (damaged == "plan") and kind < 0.7:
+            line = json.dumps(damage_tree(rng, row)).encode() if kind < 0.5 else damage_text(rng, json.dumps(row))
+        lines.append(line if kind > 0.03 else nested(rng).encode())
     (folder / "results.jsonl").write_bytes(b"\n".join(lines) + rng.choice((b"", b"\n", b"\n")))
-
-
-def _damaged_line(rng: Random, row: dict[str, Any]) -> bytes:
-    kind = rng.random()
-    if kind < 0.7:
-        return json.dumps(damage_tree(rng, row)).encode()
-    return damage_text(rng, json.dumps(row)) if kind < 0.95 else nested(rng).encode()
 
 
 def read_results(folder: Path) -> object:

@@ -1,0 +1,397 @@
+"""Malformed data: MNIST, CIFAR, CUB, archives, pictures and tables; how to make each, and the call that reads it."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import io
+import math
+import struct
+import tarfile
+import zipfile
+import zlib
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from dropmax.workbench.data import load
+from dropmax.workbench.data.cifar import read_cifar10, read_cifar100
+from dropmax.workbench.data.folders import list_cub, read_listing
+from dropmax.workbench.data.images import decode
+from dropmax.workbench.data.mnist import read_mnist
+from dropmax.workbench.data.parts import assemble
+from dropmax.workbench.data.tables import read_features
+from dropmax.workbench.data.unpacking import unpack
+from tests.slow.damage import INTEGERS, damage_bytes, damage_text, deflated
+
+
+def maybe(rng: Random, chance: float, data: bytes) -> bytes:
+    """Return the data, by chance damaged."""
+    return damage_bytes(rng, data) if rng.random() < chance else data
+
+
+# --- idx: plain and gzipped -------------------------------------------------------------------------------------
+
+
+def make_mnist(rng: Random, folder: Path) -> None:
+    """Write four images and labels, of which sizes, contents or the packing lie."""
+    if rng.random() < 0.003:
+        (folder / "images").write_bytes(gzip_of_zeros(rng.choice((60_000, 340_000, 2**31))))
+        (folder / "labels").write_bytes(gzip_of_zeros(rng.choice((10, 2**28)), dimensions=1))
+        return
+    labels = bytes(rng.randrange(10 + (rng.random() < 0.1)) for _ in range(4))
+    for name, sizes, content in (("images", [4, 28, 28], rng.randbytes(4 * 28 * 28)), ("labels", [4], labels)):
+        if rng.random() < 0.2:
+            sizes[rng.randrange(len(sizes))] = rng.choice((0, 1, 3, 5, 27, 65536, 2**31, 2**32 - 1))
+        kind, dimensions = rng.choice((8,) * 30 + (0, 9, 13)), rng.choice((len(sizes),) * 30 + (0, 2, 255))
+        data = maybe(rng, 0.25, bytes([0, 0, kind, dimensions]) + struct.pack(f">{len(sizes)}I", *sizes) + content)
+        if rng.random() < 0.5:
+            data = gzip.compress(data, rng.choice((0, 1, 9)), mtime=0)
+            data = maybe(rng, 0.25, data + rng.choice((b"",) * 9 + (data, b"junk", bytes(100))))
+        (folder / name).write_bytes(data)
+
+
+def read_mnist_files(folder: Path) -> object:
+    """Read them as MNIST's test half."""
+    return read_mnist({"t10k-images": folder / "images", "t10k-labels": folder / "labels"}, "t10k")
+
+
+@functools.cache
+def gzip_of_zeros(images: int, dimensions: int = 3) -> bytes:
+    """Return a gzip that unpacks to up to 300 MB, and whose header promises ``images`` or labels."""
+    head = bytes([0, 0, 8, dimensions]) + struct.pack(">I", images) + struct.pack(">II", 28, 28) * (dimensions == 3)
+    size = min(images * (784 if dimensions == 3 else 1), 300 << 20)
+    packed, crc, _ = deflated(head, size)
+    return b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff" + packed + struct.pack("<II", crc, (size + len(head)) % 2**32)
+
+
+# --- CIFAR and CUB ----------------------------------------------------------------------------------------------
+
+
+def make_cifar(rng: Random, folder: Path) -> None:
+    """Write a binary release of a few records a file."""
+    files, names = rng.choice((
+        (("data_batch_1.bin", "data_batch_2.bin", "test_batch.bin"), {"batches.meta.txt": 10}),
+        (("train.bin", "test.bin"), {"fine_label_names.txt": 100, "coarse_label_names.txt": 20}),
+    ))  # fmt: skip
+    pixels, classes = rng.randbytes(3072), max(names.values())
+    for name in files:
+        labels = [(row * 7) % (classes + (rng.random() < 0.001)) for row in range(rng.choice((0, 1, 10, 100, 100)))]
+        rows = [bytes([label % 20] * (classes == 100) + [label]) + pixels for label in labels]
+        (folder / name).write_bytes(maybe(rng, 0.25, b"".join(rows)))
+    for name, count in names.items():
+        text = "\n".join(f"class {k}" for k in range(count))
+        (folder / name).write_bytes(damage_text(rng, text) if rng.random() < 0.3 else text.encode())
+
+
+def read_cifar(folder: Path) -> object:
+    """Read it and make splits."""
+    read = read_cifar100 if (folder / "train.bin").exists() else read_cifar10
+    return assemble("cifar", read(folder), validation_size=0)
+
+
+def make_cub(rng: Random, folder: Path) -> None:
+    """Write CUB's four tables, and now and then the images too."""
+    images = [f"00{k % 3 + 1}.Bird_{k % 3}/Bird_{k}.jpg" for k in range(9)]
+    for name, lines in {
+        "classes.txt": [f"{k} 00{k}.Bird_{k - 1}" for k in (1, 2, 3)],
+        "images.txt": [f"{k + 1} {name}" for k, name in enumerate(images)],
+        "image_class_labels.txt": [f"{k + 1} {k % 3 + 1}" for k in range(9)],
+        "train_test_split.txt": [f"{k + 1} {int(k < 6)}" for k in range(9)],
+    }.items():
+        text = "\n".join(lines) + "\n"
+        (folder / name).write_bytes(damage_text(rng, text, most=2) if rng.random() < 0.4 else text.encode())
+    for k, name in enumerate(images if rng.random() < 0.1 else ()):
+        place = folder / "images" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(maybe(rng, 0.3 * (k == 0), pictures()[rng.choice(("colour.jpg", "colour.png"))]))
+
+
+def read_cub(folder: Path) -> object:
+    """List it, and decode it where there is something to decode."""
+    listing = list_cub(folder)
+    return assemble("cub", read_listing(listing, 8)) if (folder / "images").exists() else listing
+
+
+# --- archives ---------------------------------------------------------------------------------------------------
+
+_MEMBERS = (
+    "set/a.txt", "set/deep/b.txt", "set/deep", "../evil", "/tmp/evil", "set/../../evil", "set\\..\\evil", "set",
+    "set/\x1b[31m", "set/a.txt/c", "other/d", "./set/e", "", ".", "set/\x00", "C:evil", "set/" + "n" * 300,
+)  # fmt: skip
+
+
+def make_archive(rng: Random, folder: Path) -> None:
+    """Write an archive of a folder, with members that climb, link, or claim sizes, and damage it."""
+    buffer = io.BytesIO()
+    chosen = [_MEMBERS[min(rng.randrange(17), rng.randrange(17))] for _ in range(rng.randint(1, 5))]  # mostly sound
+    if packing := rng.choice(("w:gz", "w:gz", "w", "w:bz2", "w:xz", "", "", "", "", "")):
+        with tarfile.open(fileobj=buffer, mode=packing) as tar:
+            for name in chosen:
+                info = tarfile.TarInfo(name)
+                info.type = rng.choice((tarfile.REGTYPE,) * 12 + (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE))
+                info.linkname, info.size = rng.choice(("a.txt", "/etc/passwd", "../..")), rng.choice((0, 5, 2000))
+                tar.addfile(info, io.BytesIO(bytes(info.size)))
+    else:
+        with zipfile.ZipFile(buffer, "w") as archive:
+            for name in dict.fromkeys(chosen):
+                entry = zipfile.ZipInfo(name)
+                entry.external_attr = rng.choice((0o100644, 0o100644, 0o120777, 0o010644)) << 16
+                entry.compress_type = rng.choice((0, 8, 8, 12, 14))
+                archive.writestr(entry, bytes(rng.choice((0, 5, 2_000_000))))
+    (folder / ("a.tgz" if packing else "a.zip")).write_bytes(maybe(rng, 0.5, buffer.getvalue()))
+    (folder / "target").mkdir()
+
+
+def read_archive(folder: Path) -> object:
+    """Unpack it, and see that nothing is outside the one folder it may fill."""
+    (archive,) = (path for path in folder.iterdir() if path.is_file())
+    try:
+        return unpack(archive, "set", folder / "target", 1_000_000)
+    finally:
+        there = {path.name for path in folder.iterdir()} | {path.name for path in (folder / "target").iterdir()}
+        if not there <= {archive.name, "target", "set"} or any(p.is_symlink() for p in folder.rglob("*")):
+            raise AssertionError(f"unpacking left {there - {archive.name, 'target', 'set'}} or a link")
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def pictures() -> dict[str, bytes]:
+    """Return small sound pictures of every format that is read, by name."""
+    colour = Image.fromarray(np.random.default_rng(0).integers(0, 256, (18, 24, 3)).astype(np.uint8))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+    options: dict[str, dict[str, Any]] = {
+        "colour.jpg": {"exif": exif},
+        "progressive.jpg": {"progressive": True},
+        "colour.gif": {"save_all": True, "append_images": [colour.convert("P")]},
+        "packed.tif": {"compression": "tiff_lzw"},
+        "deflated.tif": {"compression": "tiff_adobe_deflate"},
+    }
+    modes = {"palette.png": "P", "clear.png": "LA", "deep.png": "I;16", "bits.png": "1", "print.jpg": "CMYK"}
+    modes |= {"colour.gif": "P", "grey.pgm": "L"}
+    found = {}
+    for name in ("colour.png", "colour.bmp", "colour.webp", "plain.tif", "colour.ppm", *modes, *options):
+        kind = {"jpg": "JPEG", "tif": "TIFF", "pgm": "PPM"}.get(name[-3:], name.rpartition(".")[2].upper())
+        buffer = io.BytesIO()
+        colour.convert(modes.get(name, "RGB")).save(buffer, kind, **options.get(name, {}))
+        found[name] = buffer.getvalue()
+    return found
+
+
+def make_image(rng: Random, folder: Path) -> None:
+    """Write one picture, whose header, chunks or bytes lie; or a folder of them with one of that kind."""
+    name = rng.choice(list(pictures()))
+    data, kind = pictures()[name], rng.random()
+    if kind < 0.002:
+        side = rng.choice((9400, 40_000))
+        data, name = png_of_zeros(side, side, rng.choice(("colour", "palette", "grey"))), "bomb.png"
+    elif kind < 0.15:
+        data, name = _lying_png(rng), "lying.png"
+    elif kind < 0.25:
+        data, name = _lying_jpeg(rng), "lying.jpg"
+    elif kind < 0.95:
+        data = damage_bytes(rng, data)
+    if rng.random() < 0.2:
+        name = name.rpartition(".")[0] + rng.choice((".jpg", ".png", ".gif", ".tiff", ".JPEG"))
+    if rng.random() < 0.06:
+        write_folder(folder / "set", 3)
+        folder = folder / "set" / "dog"
+    (folder / name).write_bytes(data)
+
+
+def write_folder(folder: Path, each: int) -> Path:
+    """Write a folder of sound pictures of cats and dogs."""
+    for label in ("cat", "dog"):
+        (folder / label).mkdir(parents=True)
+        for k in range(each):
+            (folder / label / f"{k}.png").write_bytes(pictures()["colour.png"])
+    return folder
+
+
+def read_image(folder: Path) -> object:
+    """Decode the picture, or load the folder."""
+    (path,) = folder.iterdir()
+    return load(path, image_size=8) if path.is_dir() else decode(path, 16)
+
+
+def _chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def png(width: int, height: int, depth: int, colour: int, packed: bytes, more: bytes = b"") -> bytes:
+    """Return a PNG whose checksums are right, however wrong its contents are."""
+    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+    end = _chunk(b"IDAT", packed) + _chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", header) + more + end
+
+
+def _lying_png(rng: Random) -> bytes:
+    width, height = (rng.choice((0, 1, 8, 24, 5000, 9000, 65535, 2**31 - 1, 2**32 - 1)) for _ in range(2))
+    depth, colour = rng.choice((1, 2, 4, 8, 16, 3, 0)), rng.choice((0, 2, 3, 4, 6, 1, 7))
+    more = rng.choice((
+        b"",
+        _chunk(b"PLTE", rng.randbytes(rng.choice((0, 3, 7, 768, 3000)))),
+        _chunk(b"zTXt", b"words\x00\x00" + zlib.compress(bytes(1 << 20)) * rng.choice((1, 100))),
+        _chunk(b"iCCP", b"profile\x00\x00" + zlib.compress(bytes(10 << 20), 1)),
+        _chunk(b"tRNS", rng.randbytes(rng.choice((0, 1, 6, 300)))),
+        _chunk(b"acTL", struct.pack(">II", rng.choice(INTEGERS) % 2**32, 0)),
+        _chunk(b"eXIf", b"II*\x00" + rng.randbytes(40)),
+    ))  # fmt: skip
+    return png(width, height, depth, colour, zlib.compress(bytes(rng.choice((0, 100, 100_000)))), more)
+
+
+@functools.cache
+def png_of_zeros(width: int, height: int, kind: str = "colour") -> bytes:
+    """Return a small PNG of very many pixels: of colours, of a palette, or of 16-bit grey."""
+    depth, colour, size = {"colour": (8, 2, 3), "palette": (8, 3, 1), "grey": (16, 0, 2)}[kind]
+    packed, _, adler = deflated(b"", min((1 + width * size) * height, 300 << 20))
+    more = _chunk(b"PLTE", bytes(3)) if kind == "palette" else b""
+    return png(width, height, depth, colour, b"\x78\xda" + packed + struct.pack(">I", adler), more)
+
+
+def long_jpeg(height: int, width: int, scans: int = 1) -> bytes:
+    """Return a progressive JPEG that claims to be of that size and repeats its last pass over the pixels."""
+    data = pictures()["progressive.jpg"]
+    place, scan = data.index(b"\xff\xc2") + 5, data[data.rindex(b"\xff\xda") : -2]
+    return data[:place] + struct.pack(">HH", height, width) + data[place + 4 : -2] + scan * (scans - 1) + b"\xff\xd9"
+
+
+def _lying_jpeg(rng: Random) -> bytes:
+    height, width = (rng.choice((0, 1, 24, 4000, 9000, 65535)) for _ in range(2))
+    if rng.random() < 0.4:
+        return maybe(rng, 0.2, long_jpeg(height, width, rng.choice((1, 1, 10, 1000, 20_000))))
+    data = pictures()[rng.choice(("colour.jpg", "print.jpg"))]
+    place = data.index(b"\xff\xc0") + 5
+    return maybe(rng, 0.2, data[:place] + struct.pack(">HH", height, width) + data[place + 4 :])
+
+
+# --- tables -----------------------------------------------------------------------------------------------------
+
+_DTYPES = (
+    "<f4", "<f8", "<f2", "|u1", "<i8", "<u8", "|b1", ">f4", "<c8", "|O", "<U3", "|S4", "<M8[s]", "|V8", "<U0", "|V0",
+)  # fmt: skip
+_SHAPES: tuple[tuple[int, ...], ...] = (
+    (20, 3), (20,), (20, 8, 8), (20, 8, 8, 3), (20, 3, 8, 8), (0, 3), (20, 0), (), (1, 3),
+)  # fmt: skip
+
+
+def npy(kind: str, shape: tuple[int, ...], content: bytes = b"", order: bool = False, version: int = 1) -> bytes:
+    """Return an .npy file whose header may lie about the content."""
+    header = f"{{'descr': {kind!r}, 'fortran_order': {order}, 'shape': {shape}, }}".ljust(117) + "\n"
+    length = struct.pack("<H" if version == 1 else "<I", len(header))
+    return b"\x93NUMPY" + bytes([version, 0]) + length + header.encode() + content
+
+
+def make_npz(rng: Random, folder: Path) -> None:
+    """Write arrays of odd kinds, with headers that lie, in archives that are damaged."""
+    if rng.random() < 0.004:
+        (folder / "a.npz").write_bytes(npz_of_zeros(*rng.choice(((16_000, 1000), (60_000, 8000), (10**9, 1000)))))
+        return
+    names = rng.choice((["x", "y"], ["x_train", "y_train", "x_test", "y_test"], ["X", "Y", "classes"], ["x", "z"]))
+    buffer, packing = io.BytesIO(), rng.choice((0, 8) * 12 + (12, 14))
+    with zipfile.ZipFile(buffer, "w", packing) as archive:
+        for name in names + [rng.choice(names)] * (rng.random() < 0.05):
+            archive.writestr(zipfile.ZipInfo(f"{name}.npy"), _array(rng, name), packing)
+    (folder / "a.npz").write_bytes(maybe(rng, 0.3, buffer.getvalue()))
+
+
+def _array(rng: Random, name: str) -> bytes:
+    values: NDArray[Any]
+    if name == "classes":
+        values = np.array(["cat", "dog", "cow"][: rng.choice((0, 2, 3, 3))], dtype="U3")
+    elif name.lower().startswith("y"):
+        values = np.arange(20) % rng.choice((1, 2, 3, 3, 3, 3, 20))
+        values = values.astype(rng.choice(("<i8", "<i8", "|u1", "<U2", "<f4", "<u8", "|b1")))
+        if rng.random() < 0.2 and values.dtype.kind in "fu":
+            values[7] = rng.choice((255, 0, 7) if values.dtype.kind == "u" else (1e30, np.nan))
+    elif rng.random() < 0.3:
+        values = np.zeros((20, 8, 8), np.uint8)
+    else:
+        values = np.arange(60, dtype=np.float32).reshape(20, 3)
+        values[rng.randrange(20), 1] = rng.choice((1.0,) * 12 + (np.nan, np.inf, 3e38))
+    shape, kind, content, lie = values.shape, values.dtype.str, values.tobytes(), rng.random()
+    if lie < 0.06:
+        shape = rng.choice((*_SHAPES, (10**12,), (2**62, 8), (-1, 3), (20, 10**9)))
+    elif lie < 0.14:
+        kind, shape = rng.choice(_DTYPES), rng.choice((shape, *_SHAPES))
+        if rng.random() < 0.8:
+            content = bytes(math.prod(shape) * np.dtype(kind).itemsize)
+    data = npy(kind, shape, content, order=lie > 0.94, version=rng.choice((1,) * 60 + (2, 3, 9)))
+    if rng.random() < 0.02:
+        data = data[:10] + rng.choice((b"{}", b"[" * 500, b"{'descr': " + b"(" * 2000, b"\0")) + data[10:]
+    return maybe(rng, 0.04, data)
+
+
+@functools.cache
+def npz_of_zeros(rows: int, columns: int) -> bytes:
+    """Return an archive of at most 1 MB with features that take rows x columns bytes, or claim to."""
+    buffer, labels = io.BytesIO(), io.BytesIO()
+    np.save(labels, np.arange(min(rows, 60_000)) % 2)
+    packed = zipfile.ZipInfo("x.npy")
+    packed.compress_type = zipfile.ZIP_DEFLATED
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        with archive.open(packed, "w", force_zip64=True) as stream:
+            stream.write(npy("|u1", (rows, columns)))
+            for _ in range(min(rows * columns, 100_000_000) // 1_000_000):
+                stream.write(bytes(1_000_000))
+        archive.writestr(zipfile.ZipInfo("y.npy"), labels.getvalue())
+    return buffer.getvalue()
+
+
+def make_csv(rng: Random, folder: Path) -> None:
+    """Write a table of numbers with a label."""
+    if rng.random() < 0.003:  # one long cell, which must not decide what the others take
+        rows = [f"{k},{k % 2}.5,{'ab'[k % 2]}" for k in range(20_000)]
+        long = "1" * 100_000
+        rows[rng.randrange(20_000)] = rng.choice((f"{long},1,a", f"1,2,{long}", f"0.{long},1,b"))
+        (folder / "a.csv").write_text("\n".join(["x,y,label", *rows]))
+        return
+    label = rng.choice(("ab", "123", "é漢"))
+    numbers = [(rng.uniform(-9, 9), rng.choice(("1", "1e5", "-0", " 3"))) for _ in range(12)]
+    rows = [f"{x:.3f},{y},{label[k % len(label)]}" for k, (x, y) in enumerate(numbers)]
+    text = "\n".join([rng.choice(("length,width,label",) * 8 + ("a,a,label", "a,b,c", '"a\nb",c,label')), *rows])
+    (folder / "a.csv").write_bytes(damage_text(rng, text) if rng.random() < 0.9 else text.encode())
+
+
+def make_parquet(rng: Random, folder: Path) -> None:
+    """Write a table of numbers with a label, by pyarrow, and damage it."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path, count = folder / "a.parquet", rng.choice((0, 1, 10, 10, 10, 300))
+    if rng.random() < 0.005:
+        count, name = rng.choice((200_000, 5_000_000)), "n" * rng.choice((1, 200_000))
+        labels = pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([name, "b"]))
+        table = pa.table({"length": pa.array(np.zeros(count)), "label": labels})
+    else:
+        make_odd = rng.choice((
+            float, float, float, int, str, lambda k: k > 3, lambda k: k or None, lambda k: [k], lambda k: {"a": k},
+            lambda k: b"\xff", lambda k: float("nan"), lambda k: 10**18,
+        ))  # fmt: skip
+        make_label = rng.choice((
+            lambda k: "ab"[k % 2], lambda k: k % 3, lambda k: k % 2 / 1, lambda k: b"x", lambda k: None,
+            lambda k: 2**63 - 1, lambda k: "a" * (300 * (k % 2)), lambda k: float("inf"),
+        ))  # fmt: skip
+        columns = [pa.array([make(k) for k in range(count)]) for make in (float, make_odd, make_label)]
+        if rng.random() < 0.1:
+            columns[2] = columns[2].dictionary_encode()
+        names = rng.choice((("length", "odd", "label"),) * 6 + (("a", "a", "label"), ("a", "label", "b")))
+        table = pa.Table.from_arrays(columns, names=list(names))
+    try:
+        pq.write_table(table, path, compression=rng.choice(("none", "snappy", "gzip", "zstd")), row_group_size=100_000)
+    except pa.ArrowException:
+        path.write_bytes(b"PAR1PAR1")  # pyarrow itself refuses
+    path.write_bytes(maybe(rng, 0.6, path.read_bytes()))
+
+
+def read_table(folder: Path) -> object:
+    """Load the table as data to learn from, or as inputs to predict."""
+    (path,) = folder.iterdir()
+    return read_features(path) if path.stat().st_size % 4 == 0 else load(path)
