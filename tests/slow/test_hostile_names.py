@@ -6,6 +6,7 @@ import html.parser
 import json
 import re
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -176,7 +177,15 @@ def explore(run: Path, name: str) -> None:
 
     torch.set_num_threads(1)
     client = TestClient(create_app(Explorer.open(run)), base_url="http://127.0.0.1:8765", raise_server_exceptions=False)
-    for address in ("/", "/api/about", "/api/map", "/api/examples", "/api/examples/3", f"/api/{name}", f"/{name}"):
+    for address in (
+        "/",
+        "/api/about",
+        "/api/map",
+        "/api/examples",
+        "/api/examples/3",
+        f"/api/{quote(name)}",
+        f"/{quote(name)}",
+    ):
         answer = client.get(address)
         assert answer.status_code < 500
         assert answer.headers["x-content-type-options"] == "nosniff"
