@@ -7,7 +7,9 @@ chosen, so that one recipe serves all eight.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -179,8 +181,22 @@ def recipe_names() -> list[str]:
     >>> "mnist-1k.released" in recipe_names()
     True
     """
-    files = resources.files(__package__).iterdir()
-    return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+    return sorted(_built_in())
+
+
+@functools.cache
+def _built_in() -> dict[str, dict[str, Any]]:
+    """Return the tables of every recipe in the package's files; one ``like`` another has what it does not change."""
+    found: dict[str, dict[str, Any]] = {}
+    for file in resources.files(__package__).iterdir():
+        if file.name.endswith(".toml"):
+            for name, changed in parse_toml(file.read_text(encoding="utf-8"), file.name).items():
+                tables = copy.deepcopy(found[changed.pop("like")]) if "like" in changed else {}
+                for table, values in changed.items():
+                    is_another = table == "network" and "name" in values
+                    tables[table] = values if is_another else {**tables.get(table, {}), **values}
+                found[name] = tables
+    return found
 
 
 def find_recipe(data: str, variant: str | None = None) -> str:
@@ -252,11 +268,9 @@ def load_recipe(name: str | Path, variant: str | None = None) -> Recipe:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidValue(f"cannot read the recipe {path}: {getattr(error, 'strerror', None) or error}") from error
-        source = str(path)
-    else:
-        source = find_recipe(str(name), variant) + ".toml"
-        text = resources.files(__package__).joinpath(source).read_text(encoding="utf-8")
-    return recipe_from_dict(parse_toml(text, source), source)
+        return recipe_from_dict(parse_toml(text, str(path)), str(path))
+    full_name = find_recipe(str(name), variant)
+    return recipe_from_dict(copy.deepcopy(_built_in()[full_name]), full_name)
 
 
 def parse_toml(text: str, source: str) -> dict[str, Any]:
