@@ -55,6 +55,10 @@ def train(
             metavar="NAME",
         ),
     ] = None,
+    unfreeze: Annotated[
+        int | None,
+        typer.Option(help="With --with efficientnet-lite0, -lite1, -lite2: train its last N blocks too.", metavar="N"),
+    ] = None,
     text: Annotated[
         str | None, typer.Option(help="Column of texts; --with is wordllama by default then.", metavar="COLUMN")
     ] = None,
@@ -132,6 +136,7 @@ def train(
         begun |= {"--test": test, "--label-column": label_column, "--id-column": id_column, "--set": settings}
         begun |= {
             "--with": backbone,
+            "--unfreeze": unfreeze,
             "--text": text,
             "--class-weight": class_weight,
             "--out": out,
@@ -150,7 +155,10 @@ def train(
         values["training.calibrate"] = False if no_calibrate else None
         overrides = dict(parse_override(text) for text in settings or [])
         overrides |= {name: value for name, value in values.items() if value is not None}
-        chosen = _choose(data, recipe, overrides, features=backbone is not None)
+        if unfreeze is not None:
+            chosen = _unfrozen(data, recipe, backbone, unfreeze, overrides)
+        else:
+            chosen = _choose(data, recipe, overrides, features=backbone is not None)
         _import_backbone(backbone, trust_code)
     from dropmax.workbench import training
     from dropmax.workbench.training.callbacks import make_callbacks
@@ -201,6 +209,33 @@ def _choose(data: str | None, recipe: str | None, overrides: dict[str, Any], fea
     return recipe_for(data, recipe)[1].override(overrides)
 
 
+def _unfrozen(
+    data: str | None, recipe: str | None, backbone: str | None, blocks: int, overrides: dict[str, Any]
+) -> Recipe:
+    """Return the recipe for a pretrained network whose last blocks learn, or say what stands against it."""
+    import torch
+
+    from dropmax.workbench.backbones import LITE_SIZES
+    from dropmax.workbench.networks import make_network
+
+    if backbone not in LITE_SIZES:
+        got = f"--with {backbone} stays frozen" if backbone else "there is no --with"
+        raise InvalidValue(f"--unfreeze needs --with {', '.join(LITE_SIZES)}: {got}")
+    if data is None or not Path(data).expanduser().is_dir():
+        raise InvalidValue(f"--unfreeze is for a folder of photographs, one sub-folder per class, got {data}")
+    if recipe is not None:
+        raise InvalidValue(
+            "--unfreeze has a recipe of its own: leave out --recipe, or set network.unfreeze in that one"
+        )
+    size = LITE_SIZES[backbone]
+    values = {"data.name": data, "network.name": backbone, "network.unfreeze": blocks, "data.image_size": size}
+    kept = {name: value for name, value in overrides.items() if name != "data.backbone"}
+    found = load_recipe("own-images.unfrozen").override({**values, **kept})
+    with torch.device("meta"):  # a number that is too large is said at once
+        make_network(backbone, (3, size, size), unfreeze=found.network["unfreeze"])
+    return found
+
+
 def _tell_rates(run: RunDirectory, epochs: int) -> None:
     """Say what training to another number of epochs does to the learning rate."""
     rows, recipe = run.metrics(), run.recipe()
@@ -223,14 +258,18 @@ def _weights(text: str | None) -> str | list[float] | None:
 
 
 def _report(path: Path, rows: list[dict[str, Any]], recipe: Recipe, as_json: bool) -> None:
-    from dropmax.workbench.training import load_model
+    from dropmax.workbench.training import RunDirectory, load_model
 
-    last, refit = rows[-1], recipe.training.refit
+    last, refit = RunDirectory(path).kept(), recipe.training.refit
     calibration = load_model(path, trust_code=True).calibration  # trained a moment ago
     if as_json:
         print(json.dumps({"run": str(path), **last, "calibration": calibration and calibration.summary()}))
         return
-    if "validation" in last:
+    if not last["epoch"]:
+        print(
+            f"Unfreezing did not help in {len(rows)} epochs: the network stays as it was, with the head trained first."
+        )
+    elif "validation" in last:
         found = last["validation"]
         print(
             f"Validation after {last['epoch']} epochs: error {100 * found['error']:.2f} %, NLL {found['nll']:.4f}, "

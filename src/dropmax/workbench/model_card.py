@@ -53,9 +53,9 @@ def measure(trained: TrainedModel, run: Path | None, data_dir: Path | str | None
     """Collect the validation metrics a run logged, and measure the model on its test set, where that can be found."""
     found = Measured()
     if run is not None and (run / "recipe.toml").is_file():
-        rows = [row for row in RunDirectory(run).metrics() if "validation" in row]
-        if rows:
-            logged = {name: rows[-1]["validation"][name] for name in ("error", "nll", "ece")}
+        kept = RunDirectory(run).kept()
+        if "validation" in kept:
+            logged = {name: kept["validation"][name] for name in ("error", "nll", "ece")}
             found.rows.append({"split": "validation", "mode": "mean", "examples": None, **logged})
         found.environment = RunDirectory(run).environment()
     try:

@@ -226,6 +226,7 @@ def test_a_loss_that_is_no_longer_finite_is_named_and_the_last_good_state_kept(t
         {"head__name": "sampled-softmax", "network__name": "tutorial-cnn"},
         {"training__mixup": 0.4},
         {"training__refit": True},
+        {"training__patience": 1, "training__refit": True, "training__validate_every": 1},
     ],
 )
 def test_every_option_trains_and_resumes_to_the_same_bytes(overrides: dict[str, Any], tmp_path: Path) -> None:
@@ -236,6 +237,23 @@ def test_every_option_trains_and_resumes_to_the_same_bytes(overrides: dict[str, 
     (partial.path / "checkpoint-000001.pt").write_bytes((whole.path / "checkpoint-000001.pt").read_bytes())
     resume(partial.path, quiet=True)
     assert contents(partial.path) == contents(whole.path)
+
+
+def test_patience_ends_a_run_and_keeps_the_best_epoch(tmp_path: Path) -> None:
+    recipe = small(training__patience=2, training__epochs=12, training__learning_rate=0.02, training__validate_every=1)
+    run = train(recipe, tmp_path / "run", quiet=True)
+    rows = run.metrics()
+    losses = [row["validation"]["nll"] for row in rows]
+    best = losses.index(min(losses)) + 1
+    assert [row["kept"] for row in rows] == [losses.index(min(losses[: i + 1])) + 1 for i in range(len(losses))]
+    assert len(rows) == best + 2 < 12, "the loss of this learning rate rises soon"
+    assert run.kept() == rows[best - 1]
+    trained, data = load_model(run.path), load_data(recipe)
+    found = predict(trained.model, trained.batches(data.validation), mode="mean")
+    assert metrics.nll(found.probs, found.labels) == pytest.approx(min(losses), rel=1e-5)
+    before = contents(run.path)
+    resume(run.path, quiet=True)
+    assert contents(run.path) == before, "it has ended"
 
 
 def test_refitting_trains_anew_on_training_and_validation_rows(tmp_path: Path) -> None:

@@ -17,16 +17,17 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from dropmax.errors import DropMaxError
+from dropmax.errors import DataError, DropMaxError
 from dropmax.lab.explorer import images
 from dropmax.lab.explorer.guard import Guard, polite
-from dropmax.lab.explorer.model import Explorer
+from dropmax.lab.explorer.model import SENTENCE, Explorer, shown_name
 from dropmax.lab.explorer.uploads import Uploads
 from dropmax.workbench.data.handwriting import as_mnist
 
 __all__ = ["create_app"]
 
 CANVAS = 280  #: side of the drawing the page sends, one byte a pixel
+MOST_TEXT = 100_000  #: bytes of a sentence
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _NO_NUMBER = 2**31 - 1
 
@@ -139,7 +140,15 @@ def _add_examples(app: FastAPI, explorer: Explorer, worker: Worker) -> None:
 
 
 def _add_tryout(app: FastAPI, explorer: Explorer, worker: Worker, uploads: Uploads) -> None:
-    """Drawings and images of the visitor's own."""
+    """Drawings, images and sentences of the visitor's own."""
+
+    @app.post("/api/try/text")
+    async def try_text(request: Request, seed: Seed = 0) -> Response:
+        _check_kind(request)
+        if explorer.originals.kind != "text":
+            raise HTTPException(409, "This model does not take sentences.")
+        async with uploads.body(request, MOST_TEXT) as content:
+            return await worker.answer(_typed, explorer, content, seed)
 
     @app.post("/api/try/drawing")
     async def try_drawing(request: Request, seed: Seed = 0) -> Response:
@@ -198,11 +207,22 @@ def _drawn(explorer: Explorer, content: bytes, seed: int) -> dict[str, Any]:
 
 def _uploaded(explorer: Explorer, content: bytes, prepare: str, seed: int) -> dict[str, Any]:
     with images.open_upload(content) as image:
+        if explorer.originals.kind == "images":
+            backbone = explorer.originals.backbone
+            pixels = images.as_trained(image, (3, backbone.image_size, backbone.image_size), backbone.stored_size)
+            return explorer.both(backbone(pixels[None])[0], seed=seed) | {"image": images.png(pixels)}
         if prepare == "mnist":
             inputs = images.as_digit(image)
         else:
             inputs = images.as_trained(image, explorer.trained.input_shape, explorer.trained.stored_size)
     return explorer.both(inputs, seed=seed)
+
+
+def _typed(explorer: Explorer, content: bytes, seed: int) -> dict[str, Any]:
+    text = content.decode("utf-8", errors="replace")
+    if not text.strip():
+        raise DataError("there is nothing in the text")
+    return explorer.both(explorer.originals.backbone([text])[0], seed=seed) | {"text": shown_name(text, most=SENTENCE)}
 
 
 def _check_kind(request: Request) -> None:

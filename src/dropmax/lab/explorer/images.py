@@ -80,13 +80,17 @@ def as_digit(image: Image.Image) -> Tensor:
         raise DataError("this image is damaged: its header is fine, its pixels are not") from None
 
 
-def png(pixels: Tensor) -> str:
+def png(pixels: Tensor, most: int = 4096) -> str:
     """Return uint8 pixels (C, H, W) as a ``data:`` address of a PNG: in colour for C = 3, else the first channel.
+
+    Sides longer than ``most`` are scaled down to it.
 
     >>> png(torch.zeros(1, 2, 2, dtype=torch.uint8))[:22]
     'data:image/png;base64,'
     """
     array = pixels.permute(1, 2, 0).numpy() if len(pixels) == 3 else pixels[0].numpy()
     buffer = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(array)).save(buffer, "PNG")
+    image = Image.fromarray(np.ascontiguousarray(array))
+    image.thumbnail((most, most))
+    image.save(buffer, "PNG")
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

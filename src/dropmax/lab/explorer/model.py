@@ -17,11 +17,13 @@ from dropmax.checks import NotFinite
 from dropmax.errors import DataError, RunError
 from dropmax.heads.masked import MaskedHead, sampled
 from dropmax.lab.explorer import images
+from dropmax.lab.originals import Originals
 from dropmax.workbench.data import Split
 from dropmax.workbench.data.images import centre_crop
 from dropmax.workbench.evaluation import Outputs, answer, predict
 from dropmax.workbench.progress import progress
 from dropmax.workbench.training import TrainedModel, load_data, load_model
+from dropmax.workbench.training.source import data_place
 
 __all__ = ["ORDERS", "Explorer", "shown_name"]
 
@@ -33,6 +35,8 @@ MASKS = 8
 NOISE_LEVELS = tuple(step / 20 for step in range(21))
 MOST_CLASSES = 1000
 MAP_CLASSES = 200
+TILE, SEEN = 96, 264  # pixels: of a picture in the grid, and of one that is looked at
+SENTENCE = 300
 
 
 class Explorer:
@@ -53,7 +57,9 @@ class Explorer:
     (20, 10)
     """
 
-    def __init__(self, trained: TrainedModel, test: Split, name: str, beside: Explorer | None = None) -> None:
+    def __init__(
+        self, trained: TrainedModel, test: Split, name: str, beside: Explorer | None = None, root: Path | None = None
+    ) -> None:
         if test.input_shape != trained.input_shape:
             raise RunError(
                 f"the test examples have the shape {test.input_shape}, but {name} was trained on "
@@ -67,9 +73,11 @@ class Explorer:
         if not len(test):
             raise DataError(f"the data of {name} has no test examples to explore")
         self.trained, self.test, self.name = trained, test, name
-        if beside is not None and (beside.trained.classes, beside.test.input_shape) != (
+        self.originals = Originals(trained, test, root)
+        if beside is not None and (beside.trained.classes, beside.test.input_shape, beside.trained.origin) != (
             trained.classes,
             test.input_shape,
+            trained.origin,
         ):
             raise RunError(
                 f"{beside.name} and {name} were not trained on the same classes and inputs: explore them alone"
@@ -81,11 +89,11 @@ class Explorer:
     @classmethod
     def open(
         cls,
-        run: Path,
+        run: Path | str,
         *,
-        beside: Path | None = None,
-        data_dir: Path | None = None,
-        moved: Path | None = None,
+        beside: Path | str | None = None,
+        data_dir: Path | str | None = None,
+        moved: Path | str | None = None,
         device: str = "cpu",
         trust_code: bool = False,
     ) -> Explorer:
@@ -100,7 +108,8 @@ class Explorer:
         data = load_data(trained.recipe, data_dir, run=run, data=moved)
         if data.classes != trained.classes:
             raise RunError(f"the classes of {trained.recipe.data.name} are not those {run} was trained on")
-        return cls(trained, data.test, run.resolve().name if run.is_dir() else run.name, other)
+        path, root = Path(run), Path(data_place(trained.recipe, run, moved)).expanduser()
+        return cls(trained, data.test, path.resolve().name if path.is_dir() else path.name, other, root)
 
     # --- about the run -------------------------------------------------------------------------------------------
 
@@ -116,6 +125,7 @@ class Explorer:
             "classes": self.classes,
             "images": self.trained.is_images,
             "uploads": self.takes_images,
+            "sentences": self.originals.kind == "text",
             "drawing": self.takes_drawings,
             "shape": list(shape),
             "masks": _masks_of(self.trained.model.head),
@@ -135,6 +145,8 @@ class Explorer:
     @property
     def takes_images(self) -> bool:
         """Whether an image file can be prepared for the network: grey or colour, and square."""
+        if self.originals.kind == "images":
+            return True
         shape = self.trained.input_shape
         return len(shape) == 3 and shape[0] in (1, 3) and max(shape[1:]) <= self.trained.stored_size
 
@@ -186,7 +198,7 @@ class Explorer:
                     "true": int(self._labels[row]),
                     "predicted": int(self._predicted[row]),
                     "truth": _rounded(float(self._truth[row])),
-                    "image": self._picture(self._input(row)),
+                    **self._seen(row, TILE),
                     **({} if rival is None else {"attention": _rounded(float(self._retain[row, rival]))}),
                 }
                 for row in rows[(page - 1) * PAGE : page * PAGE].tolist()
@@ -197,7 +209,10 @@ class Explorer:
         """Return the answer for one test example with noise of this standard deviation, and its true class."""
         inputs = self._noisy(self._input(index), [noise], seed)[0]
         truth = int(self._labels[index])
-        return {"index": index, "true": truth, "noise": noise, **self.both(inputs, seed=seed, keep=truth)}
+        answer = self.both(inputs, seed=seed, keep=truth)
+        if not self.trained.is_images:
+            answer |= self._seen(index, SEEN)
+        return {"index": index, "true": truth, "noise": noise, **answer}
 
     @torch.inference_mode()
     def noise(self, index: int, *, seed: int = 0) -> dict[str, Any]:
@@ -267,7 +282,7 @@ class Explorer:
                 for k in rows
             ],
             "masks": [{name: value for name, value in mask.items() if name != "kept"} for mask in masks],
-            "image": self._picture(inputs),
+            "image": images.png(inputs, SEEN) if self.trained.is_images else None,
         }
 
     @torch.inference_mode()
@@ -360,8 +375,15 @@ class Explorer:
             return (inputs + loudness * 255 * noise).round().clamp(0, 255).to(torch.uint8)
         return inputs + loudness * torch.tensor(self.trained.std) * noise
 
-    def _picture(self, inputs: Tensor) -> str | None:
-        return images.png(inputs) if self.trained.is_images else None
+    def _seen(self, index: int, side: int) -> dict[str, str | None]:
+        """Return what to show of a test example: an image, or a sentence, or neither for plain features."""
+        if self.trained.is_images:
+            return {"image": images.png(self._input(index), side)}
+        pixels, text = self.originals.picture(index, side), self.originals.text(index)
+        return {
+            "image": None if pixels is None else images.png(torch.from_numpy(pixels)),
+            "text": None if text is None else shown_name(text, most=SENTENCE),
+        }
 
 
 def shown_name(name: str, number: int | None = None, *, most: int = 80) -> str:

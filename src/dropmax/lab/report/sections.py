@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,15 @@ from dropmax.lab.figures import confusion_graph
 from dropmax.lab.figures.demo import contrast, surest_mistakes
 from dropmax.lab.figures.runs import Run, picture
 from dropmax.lab.figures.subject import Subject
+from dropmax.lab.originals import Originals
 from dropmax.lab.report.charts import chart, confusion_image
 from dropmax.workbench.evaluation import answer
+from dropmax.workbench.training.source import data_place
 
 __all__ = ["classes_section", "disagreements", "hardest", "hardest_section"]
 
 HARDEST, PAIRS, SHOWN = 20, 6, 6
+PHOTO = 112  # pixels: the longest side of a picture
 #: With more classes than these, a profile shows only those that matter, and the matrix becomes a picture.
 _ALL_CLASSES, _MATRIX = 12, 20
 
@@ -153,8 +157,20 @@ def hardest_section(run: Run) -> list[dict[str, Any]]:
 
 
 def _example(run: Run, index: int) -> dict[str, Any]:
-    image = _png(picture(run.test, index)) if run.trained.is_images else None
-    return {"index": index, "image": image, "truth": run.classes[int(run.outputs.labels[index])], **_said(run, index)}
+    originals = Originals(run.trained, run.test, Path(data_place(run.recipe, run.path, run.moved)).expanduser())
+    if run.trained.is_images:
+        pixels: Any = picture(run.test, index)
+    else:
+        found = originals.picture(index, PHOTO)
+        pixels = None if found is None else found.transpose(1, 2, 0)
+    image = None if pixels is None else _png(pixels)
+    return {
+        "index": index,
+        "image": image,
+        "text": originals.text(index),
+        "truth": run.classes[int(run.outputs.labels[index])],
+        **_said(run, index),
+    }
 
 
 def _said(run: Run, index: int) -> dict[str, Any]:
@@ -166,9 +182,10 @@ def _png(pixels: Any) -> dict[str, Any]:
     from PIL import Image
 
     buffer = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(pixels)).save(buffer, "PNG", optimize=True)
-    height, width = pixels.shape[:2]
-    return {"data": base64.b64encode(buffer.getvalue()).decode(), "width": width, "height": height}
+    image = Image.fromarray(np.ascontiguousarray(pixels))
+    image.thumbnail((PHOTO, PHOTO))
+    image.save(buffer, "PNG", optimize=True)
+    return {"data": base64.b64encode(buffer.getvalue()).decode(), "width": image.width, "height": image.height}
 
 
 def _shown(score: Tensor, truth: int, answered: int) -> list[int]:

@@ -21,6 +21,7 @@ class Split:
         inputs: uint8 images (N, C, H, W) with pixels 0..255, or float32 features (N, D).
         labels: int64 class indices (N,).
         crop: for images stored larger than the network sees them, the side of the square it sees; otherwise None.
+        shown: for features of photographs or sentences, the file name or the sentence behind each row.
 
     >>> split = Split(torch.zeros(2, 1, 28, 28, dtype=torch.uint8), torch.tensor([3, 7]))
     >>> len(split), split.input_shape
@@ -30,6 +31,7 @@ class Split:
     inputs: torch.Tensor
     labels: torch.Tensor
     crop: int | None = None
+    shown: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if (self.inputs.dtype, self.inputs.ndim) not in ((torch.uint8, 4), (torch.float32, 2)):

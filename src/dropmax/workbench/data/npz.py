@@ -67,7 +67,8 @@ def read_npz(path: Path) -> Parts:
     if names == ["x"] and "split" in arrays:
         return _by_split(path, arrays, inputs["x"], labels["x"])
     classes, encoded = encode(path, labels, arrays.get("classes"))
-    parts = {name: Part(inputs[name], encoded[name]) for name in inputs}
+    shown = _shown(arrays, len(inputs[names[0]]))
+    parts = {name: Part(inputs[name], encoded[name], shown if name == "x" else None) for name in inputs}
     return Parts(
         train=parts[names[0]], validation=parts.get("x_val"), test=parts.get("x_test"), classes=classes,
         origin=_origin(path, arrays), names=_row_names(path, arrays, None),
@@ -97,7 +98,11 @@ def _by_split(path: Path, arrays: dict[str, NDArray[Any]], inputs: NDArray[Any],
         raise DataError(f"{path}: no row of its array split is 'train'; it holds {spell(sorted(set(split.tolist())))}")
     used = {part: index for part, index in rows.items() if len(index)}
     classes, encoded = encode(path, {part: labels[index] for part, index in used.items()}, arrays.get("classes"))
-    parts = {part: Part(inputs[index], encoded[part]) for part, index in used.items()}
+    shown = _shown(arrays, len(inputs))
+    parts = {
+        part: Part(inputs[index], encoded[part], None if shown is None else shown[index])
+        for part, index in used.items()
+    }
     unused = (part_of == "") | (part_of == "outside")
     others = sorted(set(split[unused].tolist()))
     left_out = f"{int(unused.sum()):,} rows of {spell(others)} are neither trained nor tested on"
@@ -118,6 +123,12 @@ def _origin(path: Path, arrays: dict[str, NDArray[Any]]) -> str:
         return Origin.from_json(str(arrays["backbone"].item())).to_json()
     except ValueError as error:
         raise DataError(f"{path}: its array backbone is damaged: {error}") from error
+
+
+def _shown(arrays: dict[str, NDArray[Any]], rows: int) -> NDArray[Any] | None:
+    """Return the sentences, or else the file names, behind features of a backbone."""
+    found = arrays.get("text", arrays.get("names"))
+    return found if "backbone" in arrays and found is not None and found.shape == (rows,) else None
 
 
 def _row_names(

@@ -29,6 +29,7 @@ class Part:
 
     inputs: NDArray[Any]
     labels: NDArray[np.int64]
+    shown: NDArray[np.str_] | None = None  #: the file name or sentence behind each row of features
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -41,7 +42,8 @@ class Part:
         """
         if len(rows) == len(self):
             return self
-        return Part(np.asarray(self.inputs[rows]), self.labels[rows])
+        shown = None if self.shown is None else self.shown[rows]
+        return Part(np.asarray(self.inputs[rows]), self.labels[rows], shown)
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +151,8 @@ def check_classes(name: str, parts: Parts) -> None:
 
 
 def _split(part: Part, crop: int | None) -> Split:
-    return Split(torch.from_numpy(part.inputs), torch.from_numpy(part.labels), crop)
+    shown = () if part.shown is None else tuple(part.shown.tolist())
+    return Split(torch.from_numpy(part.inputs), torch.from_numpy(part.labels), crop, shown)
 
 
 def _cut(name: str, option: str, part: Part, size: int, seed: int) -> NDArray[np.int64]:

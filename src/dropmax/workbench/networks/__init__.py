@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dropmax.workbench.networks.lenet import LeNet
 from dropmax.workbench.networks.mlp import MLP
+from dropmax.workbench.networks.pretrained import Pretrained
 from dropmax.workbench.networks.registry import NETWORKS, NetworkSpec, feature_size, make_network
 from dropmax.workbench.networks.resnet import BasicBlock, CifarResNet, ResNet
 from dropmax.workbench.networks.small_cnn import SmallCNN
@@ -23,6 +24,7 @@ __all__ = [
     "CifarResNet",
     "LeNet",
     "NetworkSpec",
+    "Pretrained",
     "ResNet",
     "SmallCNN",
     "TutorialCNN",

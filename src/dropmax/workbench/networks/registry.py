@@ -13,8 +13,10 @@ from torch import nn
 
 from dropmax.errors import InvalidType, InvalidValue, first_line, unknown
 from dropmax.imports import import_class
+from dropmax.workbench.backbones import LITE_SIZES
 from dropmax.workbench.networks.lenet import LeNet
 from dropmax.workbench.networks.mlp import MLP
+from dropmax.workbench.networks.pretrained import Pretrained
 from dropmax.workbench.networks.resnet import CifarResNet, ResNet
 from dropmax.workbench.networks.shapes import check_input_shape
 from dropmax.workbench.networks.small_cnn import SmallCNN
@@ -45,6 +47,7 @@ NETWORKS: dict[str, NetworkSpec] = {
     "resnet34-cifar": NetworkSpec(ResNet, {"depth": 34, "stem": "3x3"}),
     "small-cnn": NetworkSpec(SmallCNN),
     "mlp": NetworkSpec(MLP),
+    **{name: NetworkSpec(Pretrained, {"backbone": name}) for name in LITE_SIZES},
 }
 
 

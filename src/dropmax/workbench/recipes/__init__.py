@@ -88,6 +88,10 @@ class TrainingOptions:
     compile: bool = False
     validate_every: int = 1  #: epochs between measurements on the validation set
     calibrate: bool = True  #: whether to fit temperatures on the validation set at the end
+    patience: int = (
+        0  #: end after so many epochs without a lower validation NLL, keep the best epoch; 0 trains them all
+    )
+    pretrained_rate: float = 0.1  #: share of the learning rate for unfrozen blocks of a pretrained network
     refit: bool = False  #: whether to train once more at the end, on training and validation rows together
     checkpoint_seconds: float = 20.0  #: least time between checkpoints; the last epoch always makes one
     seed: int = 0
@@ -406,6 +410,7 @@ def _check(recipe: Recipe, source: str) -> None:
         ("training.epochs", training.epochs, 1),
         ("training.batch_size", training.batch_size, 1),
         ("training.validate_every", training.validate_every, 1),
+        ("training.patience", training.patience, 0),
         ("training.seed", training.seed, 0),
         ("data.image_size", data.image_size, 0),
         ("data.train_size", data.train_size, 0),
@@ -416,6 +421,7 @@ def _check(recipe: Recipe, source: str) -> None:
     for name, amount, above in [
         ("training.learning_rate", training.learning_rate, True),
         ("training.decay_factor", training.decay_factor, True),
+        ("training.pretrained_rate", training.pretrained_rate, True),
         ("training.weight_decay", training.weight_decay, False),
         ("training.momentum", training.momentum, False),
         ("training.clip_norm", training.clip_norm, False),

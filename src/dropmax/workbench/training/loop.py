@@ -18,15 +18,17 @@ from torch import Tensor, nn
 
 from dropmax.checks import NotFinite
 from dropmax.errors import InvalidValue, RunError
+from dropmax.workbench.data import Dataset
 from dropmax.workbench.evaluation import calibrate, measure
+from dropmax.workbench.networks import Pretrained
 from dropmax.workbench.progress import TrainingProgress
 from dropmax.workbench.provenance import provenance
 from dropmax.workbench.recipes import Recipe
 from dropmax.workbench.training.callbacks import Callback, Callbacks, make_callbacks
-from dropmax.workbench.training.distributed import process_group
+from dropmax.workbench.training.distributed import Ranks, process_group
 from dropmax.workbench.training.optimizer import flush_subnormals
 from dropmax.workbench.training.rundir import RunDirectory
-from dropmax.workbench.training.session import Session
+from dropmax.workbench.training.session import Session, on_features
 from dropmax.workbench.training.source import balanced, load_data, remember_data, tell_about
 from dropmax.workbench.training.trained import check_imports, save_model
 
@@ -85,7 +87,7 @@ def train(
             tell_about(data, lambda line: print(line, file=sys.stderr, flush=True))
         recipe = balanced(recipe, data).findable()
         # The session comes first: a mistake in the recipe leaves no directory behind.
-        session = Session(recipe, data, device=device, ranks=ranks)
+        session = _begin(recipe, data, device, ranks, quiet=quiet)
         run = RunDirectory(out)
         if ranks.is_first:
             run = RunDirectory.create(out, recipe, provenance(seeds=[recipe.training.seed]), force=force)
@@ -121,12 +123,15 @@ def resume(
         check_imports(recipe, str(run.path / "recipe.toml"), trust_code)
         if ranks.is_first:
             run.remove_leftovers()
-        if run.has_ended(recipe.training.epochs):
+        if run.has_ended(recipe):
             return run
         checkpoint = run.load_checkpoint()
         _check_epochs(run, checkpoint, epochs)
-        session = Session(recipe, load_data(recipe, data_dir, run=run.path), device=device, ranks=ranks)
-        if checkpoint is not None:
+        data = load_data(recipe, data_dir, run=run.path)
+        if checkpoint is None:
+            session = _begin(recipe, data, device, ranks, quiet=quiet)
+        else:
+            session = Session(recipe, data, device=device, ranks=ranks)
             session.load(checkpoint, f"the newest checkpoint in {run.path}")
         if ranks.is_first and epochs is not None:
             run.write_recipe(recipe)
@@ -156,7 +161,9 @@ def fit(session: Session, run: RunDirectory, callbacks: Sequence[Callback] = (),
         try:
             watchers.start(run.path, session.recipe, run.environment())
             with _signals() as stop:
-                while session.epoch < options.epochs:
+                if isinstance(session.model.net, Pretrained) and session.best is None:
+                    _judge(session, 0, {})
+                while not session.has_ended:
                     row = _epoch(session, watchers, progress, stop)
                     line = json.dumps(row) + "\n"
                     session.log += line
@@ -165,11 +172,13 @@ def fit(session: Session, run: RunDirectory, callbacks: Sequence[Callback] = (),
                         run.append_log(line)
                     watchers.epoch(row)
                     due = time.monotonic() - saved_at >= options.checkpoint_seconds
-                    if is_first and (due or session.epoch == options.epochs):
+                    if is_first and (due or session.has_ended):
                         run.save_checkpoint(session.state())
                         saved_at = time.monotonic()
                     stop.check()
             final = json.loads(session.log.splitlines()[-1])
+            if session.best is not None:
+                session.model.load_state_dict(session.best["model"])
             if is_first and options.calibrate:
                 source = f"held-out rows of {Path(session.recipe.data.name).name}"
                 calibrate(session.model, session.validation, source=source)
@@ -202,14 +211,30 @@ def _refit(session: Session, *, quiet: bool) -> Session:
     It has no checkpoints of its own: a run that is stopped here goes on from its last epoch, and begins this again.
     """
     data, ranks = session.data.with_validation_trained_on(), session.ranks
-    again = Session(session.recipe, data, device=str(session.device), ranks=ranks)
+    again = _begin(session.recipe, data, str(session.device), ranks, quiet=quiet)
     again.model.head.calibration = session.model.head.calibration
-    epochs, name = again.recipe.training.epochs, f"all {len(data.train):,} rows of {again.recipe.data.name}"
-    with TrainingProgress(name, epochs, len(again.batches), quiet=quiet) as progress, _signals() as stop:
-        while again.epoch < epochs:
-            _epoch(again, Callbacks(()), progress, stop)
-            again.next_epoch()
+    epochs = session.epoch if session.best is None else session.best["epoch"]
+    _run(again, f"all {len(data.train):,} rows of {again.recipe.data.name}", epochs, quiet=quiet)
     return again
+
+
+def _begin(recipe: Recipe, data: Dataset, device: str | None, ranks: Ranks, *, quiet: bool) -> Session:
+    """Return a new session; behind a pretrained network, hidden layers and head have learned from its features."""
+    session = Session(recipe, data, device=device, ranks=ranks)
+    if isinstance(session.model.net, Pretrained):
+        first = on_features(session, session.model.net, quiet=quiet)
+        _run(first, f"{recipe.head['name']} on features", first.recipe.training.epochs, quiet=quiet)
+        session.model.net.layers.load_state_dict(first.model.net.state_dict())
+        session.model.head.load_state_dict(first.model.head.state_dict())
+    return session
+
+
+def _run(session: Session, name: str, epochs: int, *, quiet: bool) -> None:
+    """Train for so many epochs without checkpoints."""
+    with TrainingProgress(name, epochs, len(session.batches), quiet=quiet) as progress, _signals() as stop:
+        while session.epoch < epochs:
+            _epoch(session, Callbacks(()), progress, stop)
+            session.next_epoch()
 
 
 def _epoch(session: Session, watchers: Callbacks, progress: TrainingProgress, stop: _Stop) -> dict[str, Any]:
@@ -218,7 +243,7 @@ def _epoch(session: Session, watchers: Callbacks, progress: TrainingProgress, st
     steps = len(session.batches)
     learning_rate = options.learning_rate_at(session.epoch)
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate
+        group["lr"] = learning_rate * group.get("rate", 1.0)
     session.forward.train()
     for x, y in session.remaining_batches():
         loss, weight = session.loss(x, y)
@@ -254,13 +279,26 @@ def _epoch(session: Session, watchers: Callbacks, progress: TrainingProgress, st
         "learning_rate": learning_rate,
         "train": dict(zip(session.names, means, strict=True)),
     }
-    due = (session.epoch + 1) % options.validate_every == 0 or session.epoch + 1 == options.epochs
-    if due and session.ranks.is_first and len(session.validation.split):
+    if (session.epoch + 1) % options.validate_every == 0 or session.epoch + 1 == options.epochs:
+        _judge(session, session.epoch + 1, row)
+    progress.epoch(row)
+    return row
+
+
+def _judge(session: Session, epoch: int, row: dict[str, Any]) -> None:
+    """Measure the model on the validation rows, for the row of the log; with patience, keep the best weights."""
+    options = session.recipe.training
+    if not len(session.validation.split):
+        return
+    if session.ranks.is_first:
         found = measure(session.model, session.validation, seed=options.seed)
         row["validation"] = found.loss | found.metrics
         row["masks"] = found.masks
-    progress.epoch(row)
-    return row
+    if options.patience:  # every process decides by what the first one measured
+        nll = torch.tensor(row["validation"]["nll"] if session.ranks.is_first else 0.0, device=session.device)
+        session.judge(epoch, float(session.ranks.sum(nll)))
+        assert session.best is not None
+        row["kept"] = session.best["epoch"]
 
 
 def _check_finite(names: Sequence[str], sums: Tensor) -> None:

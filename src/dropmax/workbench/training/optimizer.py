@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dropmax.classifier import Classifier
+from dropmax.workbench.networks import Pretrained
 from dropmax.workbench.recipes import Recipe
 
 __all__ = ["flush_subnormals", "make_optimizer"]
@@ -29,6 +30,12 @@ def make_optimizer(model: Classifier, recipe: Recipe) -> torch.optim.Optimizer:
     groups = model.param_groups(options.weight_decay, exempt=options.decay_exempt)
     if not options.decay_biases:
         groups = _without_biases(groups)
+    if isinstance(model.net, Pretrained):
+        slow = set(model.net.graph.parameters())
+        groups = [{**group, "params": [p for p in group["params"] if p not in slow]} for group in groups]
+        # Decaying what was learned from a million photographs would only forget it.
+        learning = [p for p in model.net.graph.parameters() if p.requires_grad]
+        groups.append({"params": learning, "weight_decay": 0.0, "rate": options.pretrained_rate})
     if options.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=options.learning_rate, momentum=options.momentum, fused=True)
     kind = torch.optim.Adam if options.optimizer == "adam" else torch.optim.AdamW

@@ -101,10 +101,22 @@ class RunDirectory:
         """Whether training has ended here at least once."""
         return (self.path / "model.safetensors").exists()
 
-    def has_ended(self, epochs: int) -> bool:
+    def has_ended(self, recipe: Recipe) -> bool:
         """Whether the model is that of so many epochs: one that is to be trained further has a shorter log."""
-        log = self.path / "metrics.jsonl"
-        return self.has_model and log.exists() and len(log.read_bytes().splitlines()) == epochs
+        if not self.has_model:
+            return False
+        options, rows = recipe.training, self.metrics()
+        stopped = options.patience > 0 and bool(rows) and len(rows) - rows[-1].get("kept", 0) >= options.patience
+        return len(rows) == options.epochs or stopped
+
+    def kept(self) -> dict[str, Any]:
+        """Return the row of the epoch whose weights were kept: the last, or with ``training.patience`` the best.
+
+        Where that is the start of a pretrained network, before its first epoch, the row holds only that epoch, 0.
+        """
+        rows = self.metrics()
+        epoch = rows[-1].get("kept", len(rows))
+        return rows[epoch - 1] if epoch else {"epoch": 0}
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the rows of the log, one per epoch."""

@@ -15,13 +15,15 @@ from torch import Tensor, nn
 from dropmax.classifier import Classifier
 from dropmax.errors import InvalidValue, RunError, first_line
 from dropmax.heads import Loss
-from dropmax.workbench.data import Batches, Dataset
-from dropmax.workbench.recipes import Recipe
+from dropmax.workbench.data import Batches, Dataset, Split
+from dropmax.workbench.networks import Pretrained
+from dropmax.workbench.progress import progress
+from dropmax.workbench.recipes import Recipe, load_recipe
 from dropmax.workbench.training.distributed import Ranks
 from dropmax.workbench.training.optimizer import make_optimizer
 from dropmax.workbench.training.trained import build
 
-__all__ = ["Session"]
+__all__ = ["Session", "on_features"]
 
 
 class Session:
@@ -42,6 +44,7 @@ class Session:
         step: steps done in the current epoch.
         names, sums: of the loss terms over the examples of the current epoch so far.
         log: the rows of the epochs done, one line of JSON per epoch.
+        best: with ``training.patience``, the epoch with the lowest validation NLL so far, that NLL, and its weights.
 
     >>> from dropmax.workbench.recipes import load_recipe
     >>> from dropmax.workbench.training import load_data
@@ -65,8 +68,10 @@ class Session:
         self.device = _device(device, ranks)
         torch.manual_seed(options.seed)
         self.layout = torch.channels_last if options.channels_last and data.is_images else torch.contiguous_format
-        model = build(recipe, data.input_shape, data.num_classes).to(self.device)
-        self.model: Classifier = model.to(memory_format=self.layout)  # type: ignore[call-overload]
+        model = build(recipe, data.input_shape, data.num_classes)
+        if isinstance(model.net, Pretrained):
+            model.net.start()
+        self.model: Classifier = model.to(self.device).to(memory_format=self.layout)  # type: ignore[call-overload]
         self.optimizer = make_optimizer(self.model, recipe)
         needs_scaling = options.precision == "float16" and self.device.type == "cuda"
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=needs_scaling)
@@ -82,6 +87,7 @@ class Session:
         self.names: list[str] = []
         self.sums: Tensor | None = None
         self.log = ""
+        self.best: dict[str, Any] | None = None
         self._order_of_epoch = self.order.get_state()
         self._forward: nn.Module | None = None
 
@@ -99,6 +105,19 @@ class Session:
     def steps_done(self) -> int:
         """Steps since the beginning of the run."""
         return self.epoch * len(self.batches) + self.step
+
+    def judge(self, epoch: int, nll: float) -> None:
+        """Keep a copy of the weights where the validation NLL is the lowest so far."""
+        if self.best is None or nll < self.best["nll"]:
+            weights = {name: value.clone() for name, value in self.model.state_dict().items()}
+            self.best = {"epoch": epoch, "nll": nll, "model": weights}
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all epochs are done, or ``training.patience`` is."""
+        options = self.recipe.training
+        waited = 0 if self.best is None else self.epoch - self.best["epoch"]
+        return self.epoch >= options.epochs or 0 < options.patience <= waited
 
     @property
     def forward(self) -> nn.Module:
@@ -167,6 +186,8 @@ class Session:
             "order": self._order_of_epoch,
             "noise": torch.get_rng_state(),
         }
+        if self.best is not None:
+            found["best"] = self.best
         if self.device.type == "cuda":
             found["noise_cuda"] = torch.cuda.get_rng_state(self.device)
         return found
@@ -188,6 +209,7 @@ class Session:
                 torch.cuda.set_rng_state(state["noise_cuda"])
             self._order_of_epoch = state["order"]
             self.epoch, self.step, self.log = state["epoch"], state.get("step", 0), state["log"]
+            self.best = state.get("best")
             self.names, sums = list(state.get("names", [])), state.get("sums")
             self.sums = None if sums is None else sums.to(self.device)
             self._check_progress()
@@ -204,6 +226,28 @@ class Session:
             raise ValueError(f"step {self.step} is not one of an epoch of {len(self.batches)} steps")
         if self.sums is not None and self.sums.shape != (len(self.names),):
             raise ValueError(f"its {len(self.names)} loss terms have sums of shape {tuple(self.sums.shape)}")
+
+
+def on_features(session: Session, net: Pretrained, *, quiet: bool = False) -> Session:
+    """Return a session that trains hidden layers and head like those of ``session`` on features of the frozen network.
+
+    ``net`` is the session's network, which standardises these features from now on. They are trained on as the recipe
+    ``own-images.pretrained`` says.
+    """
+    data, recipe, parts = session.data, session.recipe, []
+    batches = Batches(data.train, 64, data.mean, data.std, device=session.device)
+    with torch.no_grad(), progress("looking at the images", len(data.train), "images", quiet=quiet) as advance:
+        for x, _ in batches:
+            parts.append(net.graph.features(x.contiguous(memory_format=session.layout)).cpu())
+            advance(len(x))
+    features, labels = torch.cat(parts), data.train.labels
+    mean, std = net.standardise(features)
+    none = Split(features[:0], labels[:0])
+    frozen = Dataset(data.name, Split(features, labels), none, none, data.classes, mean, std)
+    options = {f"network.{key}": value for key, value in recipe.network.items() if key in ("hidden", "dropout")}
+    options |= {f"head.{key}": value for key, value in recipe.head.items()} | {"training.seed": recipe.training.seed}
+    plan = load_recipe("own-images.pretrained").override({**options, "training.refit": False})
+    return Session(plan, frozen, device=str(session.device))
 
 
 def _same_but_epochs(first: str, second: str) -> bool:

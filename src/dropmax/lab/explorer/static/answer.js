@@ -21,13 +21,20 @@ export function answerParts(about, answer, truth, onOtherMasks) {
         ),
   );
   const seen = answer.image
-    ? h("img", { className: "seen", src: answer.image, alt: "What the network sees" })
-    : h("div", { className: "seen features", "aria-hidden": "true" }, "features");
+    ? h("img", { className: photo(about, "seen"), src: answer.image, alt: "What the network sees" })
+    : answer.text
+      ? h("blockquote", { className: "sentence", dir: "auto" }, answer.text)
+      : h("div", { className: "seen features", "aria-hidden": "true" }, "features");
   return [
-    h("div", { className: "answer-head" }, seen, verdict, answer.beside ? besideVerdict(about, answer, truth, name) : null),
+    h("div", { className: answer.text ? "answer-head of-text" : "answer-head" }, seen, verdict, answer.beside ? besideVerdict(about, answer, truth, name) : null),
     couldBe(about, answer, name),
     classTable(about, answer, truth, name, onOtherMasks),
   ];
+}
+
+/** Pixels of a small image are to be told apart; those of a photograph are not. */
+export function photo(about, name) {
+  return about.shape.length < 3 || about.shape[2] > 64 ? `${name} photo` : name;
 }
 
 /** What the second run says of the same input. */

@@ -1,7 +1,7 @@
 // Browse the test examples: filters, a grid to walk with the arrow keys, and the chosen one in detail.
 
 import { get } from "./api.js";
-import { answerParts, answerSentence } from "./answer.js";
+import { answerParts, answerSentence, photo } from "./answer.js";
 import { byId, count, h, isNarrow, number, say, scrollBehaviour } from "./dom.js";
 import { noisePanel } from "./noise.js";
 
@@ -126,8 +126,10 @@ export function examplesView(about, navigate) {
           onclick: () => navigate({ ...state, index: example.index }),
         },
         example.image
-          ? h("img", { src: example.image, alt: "" })
-          : h("span", { className: "placeholder" }, `#${example.index}`),
+          ? h("img", { className: photo(about, ""), src: example.image, alt: "" })
+          : example.text
+            ? h("span", { className: "placeholder words", dir: "auto" }, example.text)
+            : h("span", { className: "placeholder" }, `#${example.index}`),
         h("b", {}, truth),
         h(
           "span",

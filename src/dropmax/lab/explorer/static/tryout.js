@@ -1,4 +1,4 @@
-// Try your own: a drawing or an image file, and the model's answer beside it.
+// Try your own: a drawing, an image file or a sentence, and the model's answer beside it.
 
 import { post } from "./api.js";
 import { answerParts, answerSentence } from "./answer.js";
@@ -13,7 +13,8 @@ export function tryView(about) {
 
   byId("drawing").hidden = !about.drawing;
   byId("uploading").hidden = !about.uploads;
-  if (!about.drawing && !about.uploads) {
+  byId("writing").hidden = !about.sentences;
+  if (!about.drawing && !about.uploads && !about.sentences) {
     const refusal = byId("no-try");
     refusal.hidden = false;
     refusal.textContent =
@@ -55,27 +56,33 @@ export function tryView(about) {
     }
   }
 
-  if (about.drawing) {
-    // While one answer is on its way the drawing goes on; only its newest state is asked about next.
+  /** While one answer is on its way, drawing or writing goes on; only the newest state is asked about next. */
+  function follow(isEmpty, content, address) {
     let working = false;
     let changed = false;
-    const pad = drawingPad(async () => {
+    return async () => {
       changed = true;
       if (working) return;
       working = true;
       while (changed) {
         changed = false;
-        if (pad.isEmpty()) {
+        if (isEmpty()) {
           latest += 1;
           place.replaceChildren(empty);
         } else {
-          const drawn = pad.pixels();
-          await answer((seed) => post(`/api/try/drawing?seed=${seed}`, drawn));
+          const body = content();
+          await answer((seed) => post(`${address}?seed=${seed}`, body));
         }
       }
       working = false;
-    });
+    };
   }
+
+  if (about.drawing) {
+    const pad = drawingPad(follow(() => pad.isEmpty(), () => pad.pixels(), "/api/try/drawing"));
+  }
+  const sentence = byId("sentence");
+  sentence.addEventListener("input", follow(() => !sentence.value.trim(), () => sentence.value, "/api/try/text"));
 
   async function upload(file) {
     if (!file) return;
