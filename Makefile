@@ -48,7 +48,7 @@ coverage: .venv/.dev
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
-# Writes the tables of README and docs from results/, and says which numbers in their sentences are not true.
+# Writes the tables of README, docs and results/tables.md from the runs, and says which numbers in sentences are not true.
 tables: .venv/.dev
 	$(BIN)/python tools/docs_tables.py
 

@@ -116,17 +116,14 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def compare(data: str, seeds: Sequence[int], max_iter: int, out: Path, command: str) -> dict[str, Any]:
-    """Run the seeds that the result file does not have yet, and return all it holds."""
-    path = out / f"{data}-{max_iter}.json"
-    result: dict[str, Any] = {"comparison": data, "max_iter": max_iter, "sessions": [], "rows": []}
-    if path.exists():
-        try:
-            result = json.loads(path.read_text())
-        except ValueError as error:
-            raise RunError(f"{path} is not a result of this comparison: move it away ({error})") from error
-        if (result.get("comparison"), result.get("max_iter")) != (data, max_iter):
-            raise RunError(f"{path} is not a result of this comparison: move it away")
-    out.mkdir(parents=True, exist_ok=True)
+    """Run the seeds that the file does not have yet, and return all it holds of this comparison, which is one line."""
+    try:
+        lines = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+        others = [line for line in lines if (line["comparison"], line["max_iter"]) != (data, max_iter)]
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{out} does not hold results of this benchmark: move it away ({error!r})") from error
+    new: dict[str, Any] = {"comparison": data, "max_iter": max_iter, "sessions": [], "rows": []}
+    result = next((line for line in lines if line not in others), new)
     done = {row["seed"] for row in result["rows"]}
     missing = [seed for seed in seeds if seed not in done]
     if missing:
@@ -136,7 +133,7 @@ def compare(data: str, seeds: Sequence[int], max_iter: int, out: Path, command: 
         result["rows"] += run_seed(data, seed, max_iter)
         result["sessions"][-1]["seeds"].append(seed)
         result["summary"] = summary(result["rows"])
-        write_atomically(path, json.dumps(result, indent=2) + "\n")
+        write_atomically(out, "".join(json.dumps(line) + "\n" for line in [*others, result]))
         print(f"{data}, seed {seed}: " + ", ".join(_short(row) for row in result["rows"][-len(ARMS) :]), flush=True)
     return result
 
@@ -171,7 +168,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("data", nargs="*", metavar="DATA", help=f"which of {', '.join(DATA)} (default: all)")
     parser.add_argument("--seeds", type=int, default=10, help="how many, from 0 (default: %(default)s)")
     parser.add_argument("--max-iter", type=int, default=200, help="passes at most, for all (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("results/sklearn"), metavar="DIR", help="default: %(default)s")
+    parser.add_argument(
+        "--out", type=Path, default=Path("results/sklearn.jsonl"), metavar="FILE", help="default: %(default)s"
+    )
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     command = " ".join(["python -m benchmarks.sklearn_comparison", *arguments])

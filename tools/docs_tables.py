@@ -1,5 +1,7 @@
 """Numbers in the pages, from ``results/``: ``python tools/docs_tables.py`` writes them, a test checks them.
 
+It also writes ``results/tables.md``, the tables of every study.
+
 A table is written between two comments, and its first one says what is in it::
 
     <!-- table: STUDY | COLUMNS | ROWS -->
@@ -24,17 +26,21 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from dropmax.lab.experiments import RunRecord, Store
+from dropmax.lab.experiments import RunRecord, Store, make_table
 from dropmax.lab.experiments.paper import PAPER
-from dropmax.lab.experiments.tables import METRICS
+from dropmax.lab.experiments.render import FORMATS
+from dropmax.lab.experiments.tables import DEFAULT_METRICS, METRICS
 from dropmax.lab.statistics import PairedDifference, paired_difference, t_interval
 
 ROOT = Path(__file__).parents[1]
+TABLES = ROOT / "results" / "tables.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TABLE = re.compile(r"(<!-- table: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 INLINE = re.compile(
     r"(?P<sign>[-+−]?)(?P<mean>\d+\.?\d*)(?: ± (?P<half>\d+\.?\d*))?(?: %)?\*{0,2}<!-- (?P<what>[^>]*?) -->"
 )
+#: Of studies that compare probabilities before and after a fitted temperature.
+CALIBRATED_METRICS = ("error", "nll", "nll_scaled", "ece", "ece_scaled", "aurc", "aurc_scaled", "set_size")
 _DIGITS = {"error": 2, "nll": 3, "ece": 2, "aurc": 3, "brier": 3, "outside_auroc": 3}
 
 
@@ -182,9 +188,19 @@ def wrong_numbers(text: str) -> list[str]:
     return problems
 
 
+def tables_of(study: str) -> str:
+    """Return the tables of a study, as ``dropmax reproduce`` prints them, under its name."""
+    store = Store(ROOT / "results" / study)
+    metrics = CALIBRATED_METRICS if study.startswith("frozen-features") else DEFAULT_METRICS
+    text = FORMATS["md"]([make_table(store, metric) for metric in metrics])
+    return f"# {study}\n\n" + re.sub("^#", "##", text, flags=re.MULTILINE).strip() + "\n"
+
+
 def main() -> int:
-    """Write the tables of every page, and report numbers in sentences that are not true."""
+    """Write the tables of every page and of every study, and report numbers in sentences that are not true."""
     wrong = 0
+    studies = sorted(str(file.parent.relative_to(ROOT / "results")) for file in ROOT.glob("results/**/results.jsonl"))
+    TABLES.write_text("\n".join(map(tables_of, studies)), encoding="utf-8")
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         new = render(text)

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 ELSEWHERE = {
     "calibration.md": "benchmarks.set_sizes, results/sets.jsonl, compared below",
     "what-rho-adds.md": "benchmarks.what_rho_adds, results/rho.jsonl, compared below",
-    "sklearn.md": "benchmarks.sklearn_comparison, results/sklearn",
+    "sklearn.md": "benchmarks.sklearn_comparison, results/sklearn.jsonl",
     "export.md": "a model card shown as an example",
 }
 
@@ -45,6 +45,11 @@ def test_every_interval_on_a_page_says_which_result_it_is(page: Path) -> None:
         text = text.replace(row, "")  # compared with confusion.json below
     unnamed = [text[max(0, m.start() - 30) : m.end() + 20] for m in re.finditer("±", docs_tables.INLINE.sub("", text))]
     assert not re.search("±", docs_tables.INLINE.sub("", text)), f"name the result in a comment: {unnamed}"
+
+
+def test_the_tables_of_studies_are_those_of_their_runs() -> None:
+    for section in re.split(r"^(?=# )", docs_tables.TABLES.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+        assert docs_tables.tables_of(section[2:].partition("\n")[0]) == section.rstrip() + "\n", "run `make tables`"
 
 
 def test_what_rho_adds_is_the_table_of_the_results() -> None:
