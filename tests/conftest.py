@@ -70,7 +70,6 @@ SLOW = (
     "tests/lab/experiments/test_reproduce.py::test_a_study_with_a_diverging",
     "tests/test_portability.py::test_it_works",
     "tests/test_sharding.py::test_sharded_heads_do_what_whole_heads_do[4]",
-    "src/dropmax/lab/experiments/transfer.py::",
     "src/dropmax/lab/results.py::dropmax.lab.results",
     "src/dropmax/workbench/hub.py::dropmax.workbench.hub.save_pretrained",
 )

@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from dropmax.lab.experiments import Store, make_table, plan_study, plan_table
-from dropmax.lab.experiments.records import RunRecord
+from dropmax.lab.experiments.records import RunRecord, failure
 from dropmax.lab.experiments.render import FORMATS
-from dropmax.lab.experiments.worker import failure
 from dropmax.workbench.data import Dataset, Split
 from dropmax.workbench.recipes import Recipe, load_recipe
 from dropmax.workbench.training import RunDirectory, Session, build, load_model

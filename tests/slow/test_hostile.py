@@ -21,7 +21,7 @@ import torch
 
 from dropmax.errors import DropMaxError
 from dropmax.lab.experiments import Store, plan_table, tuned_from
-from dropmax.lab.experiments.worker import failure
+from dropmax.lab.experiments.records import failure
 from dropmax.lab.explorer import Explorer
 from dropmax.lab.figures.runs import load_runs
 from dropmax.workbench.data import load

@@ -26,7 +26,7 @@ import safetensors.torch
 import torch
 
 from dropmax.errors import DropMaxError
-from dropmax.lab.experiments import Plan, plan_table, reproduce
+from dropmax.lab.experiments import Local, Plan, plan_table, reproduce
 from dropmax.workbench.recipes import Recipe, load_recipe
 from dropmax.workbench.training import resume, train
 from tests.command import ROUNDS
@@ -146,8 +146,9 @@ def _train(recipe: Recipe, place: Path) -> None:
         train(recipe, place, quiet=True, force=True)
 
 
-def _reproduce(plan: Plan, place: Path, **options: Any) -> None:
-    reproduce(plan, place, quiet=True, command="dropmax reproduce", modes=["mean"], **options)
+def _reproduce(plan: Plan, place: Path) -> None:
+    sys.argv = ["dropmax", "reproduce"]
+    reproduce(plan, place, engine=Local(workers=1), quiet=True, modes=["mean"])
 
 
 def _report(trained: Path, place: Path) -> None:
@@ -173,7 +174,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Work, i
         "training": (functools.partial(_train, tiny_recipe(epochs=12)), 3),
         "checkpointing": (functools.partial(_train, tiny_recipe(epochs=40, train_size=10)), 2),
         "report": (functools.partial(_report, trained), 1),
-        "reproduce": (functools.partial(_reproduce, table, engine="local", workers=1), 1 if ROUNDS > 1 else 0),
+        "reproduce": (functools.partial(_reproduce, table), 1 if ROUNDS > 1 else 0),
     }
 
 

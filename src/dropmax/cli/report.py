@@ -60,7 +60,7 @@ def _report_study(places: list[Path], out: Path, as_json: bool) -> None:
     import json
 
     from dropmax.lab.experiments import Store
-    from dropmax.lab.experiments.page import make_page
+    from dropmax.lab.experiments.compare import make_page
     from dropmax.workbench.files import write_atomically
 
     if len(places) > 1:

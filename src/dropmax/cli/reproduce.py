@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dropmax.cli.options import AsJson, DataDir
-from dropmax.errors import InvalidValue
+from dropmax.errors import InvalidValue, check_choice
 from dropmax.workbench.recipes import parse_override
 from dropmax.workbench.terminal import printable
 
@@ -92,6 +92,7 @@ def reproduce(
     """Reproduce the paper's Table 1, or a study: tune, run, tabulate. Stop it any time; it resumes where it stopped."""
     from dropmax.lab import experiments
 
+    check_choice("engine", engine, ("local", "ray"))
     store = experiments.Store(out)
     if compared is not None:
         _compare(store, *compared, _names(metrics), as_json)
@@ -106,9 +107,7 @@ def reproduce(
         outcome = experiments.reproduce(
             plan,
             out,
-            engine=engine,
-            address=address,
-            workers=workers,
+            engine=experiments.Cluster(address, workers) if engine == "ray" else experiments.Local(workers),
             data_dir=data_dir,
             modes=None if modes == "all" else _names(modes),
             repair=repair,

@@ -1,11 +1,11 @@
 """Results of ``dropmax reproduce`` as a table with one row per run: ``dropmax.results.load``.
 
 >>> import tempfile
->>> from dropmax.lab.experiments import plan_table, reproduce
+>>> from dropmax.lab.experiments import Local, plan_table, reproduce
 >>> tiny = {"training.epochs": 1, "data.train_size": 50, "data.validation_size": 50}
 >>> plan = plan_table(["mnist-1k"], heads=["softmax", "sparsemax"], runs=1, tune=False, overrides=tiny)
 >>> out = tempfile.mkdtemp()
->>> _ = reproduce(plan, out, workers=1, quiet=True)
+>>> _ = reproduce(plan, out, engine=Local(workers=1), quiet=True)
 >>> frame = load(out)
 >>> frame[["data", "variant", "seed", "status"]].values.tolist()
 [['mnist-1k', 'softmax', 0, 'done'], ['mnist-1k', 'sparsemax', 0, 'done']]

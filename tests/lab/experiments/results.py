@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dropmax.lab.experiments import Job, Plan, RunRecord, Store
-from dropmax.lab.experiments.worker import failure
+from dropmax.lab.experiments.records import failure
 
 PROVENANCE = {
     "commit": "0123abc",

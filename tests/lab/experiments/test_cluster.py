@@ -14,7 +14,7 @@ import pytest
 
 from dropmax.errors import DropMaxError, MissingDependency
 from dropmax.lab.experiments import Store, plan_table, reproduce
-from dropmax.lab.experiments.cluster import Cluster, _scratch
+from dropmax.lab.experiments.engines import Cluster, _scratch
 from dropmax.lab.experiments.worker import run_job
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
@@ -24,13 +24,13 @@ needs_ray = pytest.mark.skipif(not HAS_RAY, reason='ray is not installed: pip in
 @pytest.mark.skipif(HAS_RAY, reason="ray is installed")
 def test_without_ray_the_extra_is_named() -> None:
     with pytest.raises(MissingDependency, match=r'--engine ray needs ray.*pip install "dropmax\[ray\]"'):
-        Cluster()
+        Cluster().size()
 
 
 @needs_ray
 def test_no_cluster_is_an_error_that_says_how_to_start_one() -> None:
     with pytest.raises(DropMaxError, match="ray start --head"):
-        Cluster("127.0.0.1:1")
+        Cluster("127.0.0.1:1").size()
 
 
 @needs_ray
@@ -62,7 +62,7 @@ def test_a_node_that_dies_costs_no_result(tmp_path: Path, monkeypatch: pytest.Mo
 
         killer = threading.Thread(target=kill_one, daemon=True)
         killer.start()
-        outcome = reproduce(plan, out, engine="ray", address=cluster.address, quiet=True)
+        outcome = reproduce(plan, out, engine=Cluster(cluster.address), quiet=True)
         killer.join(20)
         assert not killer.is_alive(), "no node was killed"
     finally:

@@ -10,9 +10,8 @@ from scipy import stats
 
 from dropmax.errors import InvalidValue
 from dropmax.lab.experiments import Store, plan_table
-from dropmax.lab.experiments.compare import compare, draw, print_comparison
-from dropmax.lab.experiments.page import make_page
-from dropmax.lab.experiments.worker import failure
+from dropmax.lab.experiments.compare import compare, draw, make_page, print_comparison
+from dropmax.lab.experiments.records import failure
 from tests.lab.experiments.results import fill, result
 
 ERRORS = {

@@ -10,7 +10,7 @@ import torch
 
 from dropmax.errors import RunError
 from dropmax.lab.experiments import Store, plan_table
-from dropmax.lab.experiments.local import _gpu, _hear, _Worker
+from dropmax.lab.experiments.engines import _gpu, _hear, _Worker
 from dropmax.lab.experiments.schedule import Schedule
 
 
@@ -46,7 +46,6 @@ def test_an_idle_workers_death_costs_nothing_and_its_request_to_stop_ends_all(tm
     schedule = Schedule(plan, store)
     worker = _Worker(0, queue.Queue())
     _hear(worker, None, schedule, {})
-    _hear(worker, '{"result": {}}', schedule, {})  # of a job that is no longer its own
     assert (schedule.left, schedule.failed()) == (1, {})
     with pytest.raises(RunError, match="the disk is full"):
         _hear(worker, '{"stop": "the disk is full"}', schedule, {})

@@ -17,10 +17,9 @@ from typing import Any
 import pytest
 
 from dropmax.errors import DropMaxError
-from dropmax.lab.experiments import Job, Plan, RunRecord, Store, plan_study, plan_table, reproduce
+from dropmax.lab.experiments import Job, Local, Plan, RunRecord, Store, plan_study, plan_table, reproduce
 from dropmax.lab.experiments.columns import resolve
-from dropmax.lab.experiments.estimate import estimate_seconds
-from dropmax.lab.experiments.progress import Progress
+from dropmax.lab.experiments.progress import Progress, estimate_seconds
 from dropmax.lab.experiments.schedule import Schedule
 from dropmax.lab.experiments.worker import run_job
 
@@ -166,12 +165,11 @@ def test_the_time_left_counts_the_epochs_of_runs_under_way(tmp_path: Path) -> No
     (group,) = two.groups
     store = Store(tmp_path / "out")
     store.join(two, "dropmax")
-    progress = Progress({group.key: 60.0}, workers=2, quiet=True)
+    progress = Progress(Schedule(two, store), {group.key: 60.0}, workers=2)
     first, second = group.run_jobs({}, 2)
-    schedule = Schedule(two, store)
-    assert progress.seconds_left(schedule) == 60
-    assert progress.seconds_left(schedule, [(first, 50), (second, 50)]) == pytest.approx(30)
-    assert progress.seconds_left(schedule, [(first, 100), (second, 25)]) == pytest.approx(45)  # nobody helps the other
+    assert progress.seconds_left() == 60
+    assert progress.seconds_left([(first, 50), (second, 50)]) == pytest.approx(30)
+    assert progress.seconds_left([(first, 100), (second, 25)]) == pytest.approx(45)  # nobody helps the other
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -187,23 +185,23 @@ def test_progress_names_the_runs_under_way(
     log = "cut off here\n" + "".join(json.dumps(row) + "\n" for row in rows)
     (tmp_path / "metrics.jsonl").write_text(log)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
-    with Progress({one.groups[0].key: 100.0}, workers=1) as progress:
-        progress.show_runs(schedule, [(job, tmp_path)])  # too soon for a line
+    with Progress(schedule, {one.groups[0].key: 100.0}, workers=1) as progress:
+        progress.show_runs([(job, tmp_path)])  # too soon for a line
         assert terminal or not capsys.readouterr().err
         progress.printed = -1e9
-        progress.show_runs(schedule, [(job, tmp_path)])
+        progress.show_runs([(job, tmp_path)])
     text = capsys.readouterr().err
     assert "0 of 1 runs done, about 59 s left" in text
     assert "mnist-1k.released.softmax.seed0: epoch 41/100, validation error 12.50 %" in text
-    with Progress({}, workers=1) as progress:
+    with Progress(schedule, {}, workers=1) as progress:
         progress.printed = -1e9
-        progress.show_runs(schedule, [(job, None), (job, tmp_path / "nowhere")])  # on a cluster; not begun yet
+        progress.show_runs([(job, None), (job, tmp_path / "nowhere")])  # on a cluster; not begun yet
     text = capsys.readouterr().err
     assert "0 of 1 runs done" in text
     assert "left" not in text, "without an estimate there is no time left to tell"
     assert text.count("mnist-1k.released.softmax.seed0") >= 2
-    with Progress({}, workers=1, quiet=True) as progress:
-        progress.show_runs(schedule, [(job, tmp_path)])
+    with Progress(schedule, {}, workers=1, quiet=True) as progress:
+        progress.show_runs([(job, tmp_path)])
     assert capsys.readouterr().err == ""
 
 
@@ -224,7 +222,7 @@ def start(out: Path) -> subprocess.Popen[str]:
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for workers in /proc, which is not here")
 def test_stopped_and_killed_in_the_middle_it_ends_with_the_same_numbers(tmp_path: Path) -> None:
     wanted = plan(SLOW, runs=2)
-    reproduce(wanted, tmp_path / "whole", workers=1, quiet=True)
+    reproduce(wanted, tmp_path / "whole", engine=Local(1), quiet=True)
 
     out = tmp_path / "broken"
     logs = [out / f"work/runs-mnist-1k.released.softmax.seed{seed}/metrics.jsonl" for seed in range(2)]
@@ -251,7 +249,7 @@ def test_stopped_and_killed_in_the_middle_it_ends_with_the_same_numbers(tmp_path
     first = Store(out).file.read_bytes()
     assert len(Store(out).runs()) == 1
 
-    outcome = reproduce(wanted, out, workers=1, quiet=True)
+    outcome = reproduce(wanted, out, engine=Local(1), quiet=True)
     assert (outcome.done, outcome.found, outcome.failed) == (2, 1, {})
     assert Store(out).file.read_bytes().startswith(first)
     assert metrics_of(out) == metrics_of(tmp_path / "whole")
@@ -275,7 +273,7 @@ def test_a_worker_that_is_killed_costs_one_attempt_of_its_run_only(tmp_path: Pat
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
-    outcome = reproduce(plan(SLOW, runs=2), tmp_path / "out", workers=1, quiet=True)
+    outcome = reproduce(plan(SLOW, runs=2), tmp_path / "out", engine=Local(1), quiet=True)
     killer.join(5)
     assert outcome.failed == {"runs/mnist-1k.released.softmax.seed0": "its process died 2 times, by SIGKILL"}
     assert outcome.done == 1
@@ -328,7 +326,6 @@ def test_a_study_with_a_diverging_variant_ends_with_exit_code_1_and_the_others_d
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [
-        ({}, {"engine": "raay"}, "unknown engine 'raay': did you mean 'ray'"),
         ({}, {"modes": ["means"]}, "unknown mode 'means': did you mean 'mean'"),
         ({"overrides": {"head.gamma": 1.0}}, {}, "gamma"),
         ({"data": ["cub"]}, {"data_dir": "nowhere"}, "cub was not found in nowhere: it needs CUB_200_2011/ with"),

@@ -12,8 +12,8 @@ import pytest
 
 from dropmax.errors import RunError
 from dropmax.lab.experiments import Plan, Store, plan_table
+from dropmax.lab.experiments.records import failure
 from dropmax.lab.experiments.schedule import Schedule, best_point
-from dropmax.lab.experiments.worker import failure
 from dropmax.workbench.files import CannotWrite
 from tests.lab.experiments.results import fill, result
 

@@ -15,8 +15,8 @@ from dropmax.errors import RunError
 from dropmax.heads import HEADS
 from dropmax.lab.experiments import Store, holm, make_table, plan_study, plan_table, write_tables
 from dropmax.lab.experiments.paper import COLUMNS, PAPER, ROWS
+from dropmax.lab.experiments.records import failure
 from dropmax.lab.experiments.render import print_table, to_dict, to_markdown, to_tex
-from dropmax.lab.experiments.worker import failure
 from dropmax.lab.results import load
 from tests.lab.experiments.results import fill
 

@@ -9,8 +9,8 @@ import pytest
 
 from dropmax.errors import InvalidValue, RunError
 from dropmax.lab.experiments import Plan, Store, plan_table, tuned_from
+from dropmax.lab.experiments.records import failure
 from dropmax.lab.experiments.tables import make_table
-from dropmax.lab.experiments.worker import failure
 from tests.lab.experiments.results import result
 
 HEADS = ["softmax", "dropmax-qp"]

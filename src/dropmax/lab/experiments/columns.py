@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from dropmax.errors import InvalidValue, RunError
 from dropmax.workbench.data import NAMES
 from dropmax.workbench.data.functions import import_data, is_function, read_function
 from dropmax.workbench.recipes import Recipe, is_known, load_recipe, recipe_for
 
-__all__ = ["check_code", "column_name", "place", "recipe_is_file", "resolve"]
+__all__ = ["check_code", "column_name", "place", "resolve"]
 
 
-def resolve(data: str | None, recipe: str | None, folder: Path | None = None) -> tuple[str, Recipe]:
+def resolve(data: str | None, recipe: str | None, folder: Path = Path()) -> tuple[str, Recipe]:
     """Return the name of the recipe for a column, and the recipe.
 
     The last fit on all rows is left out: held-out rows choose grid points and temperatures here.
@@ -21,33 +22,29 @@ def resolve(data: str | None, recipe: str | None, folder: Path | None = None) ->
     Args:
         data: a data set, the user's own folder or file, or ``package.module:function``; None takes the recipe file's.
         recipe: the name of one of the data set's recipes, or a ``.toml`` file.
-        folder: where paths begin, by default the current directory.
+        folder: where paths begin.
 
     >>> name, recipe = resolve("mnist-1k", None)
     >>> name, recipe.data.name
     ('released', 'mnist-1k')
     """
-    name, found = _resolve(data, recipe, folder)
-    return name, found.override({"training.refit": False})
-
-
-def _resolve(data: str | None, recipe: str | None, folder: Path | None) -> tuple[str, Recipe]:
-    if recipe is not None and recipe_is_file(recipe):
-        path = _located(recipe, folder)
+    changes: dict[str, Any] = {"training.refit": False}
+    if recipe is not None and recipe.endswith(".toml"):
+        path = folder / Path(recipe).expanduser()
         found = load_recipe(path)
-        if data is None:
-            data = found.data.name
-        return _plain(path.stem), found.override({"data.name": place(data, folder)})
-    if data is None:
+        name = _plain(path.stem)
+        changes["data.name"] = place(data or found.data.name, folder)
+    elif data is None:
         raise InvalidValue("name the data, such as mnist-1k or a file of yours, or a recipe file that does")
-    if is_function(data):
-        own = "own-images" if read_function(data).train.inputs.ndim == 4 else "own-features"
-        found = load_recipe(own, recipe).override({"data.name": data, "data.image_size": 0})
-        if own == "own-images":
-            found = found.override({"data.augment": "none"})
-        return recipe or "default", found
-    full_name, found = recipe_for(place(data, folder), recipe)
-    return full_name.split(".", 1)[1], found
+    elif is_function(data):
+        is_images = read_function(data).train.inputs.ndim == 4
+        found = load_recipe("own-images" if is_images else "own-features", recipe)
+        name = recipe or "default"
+        changes |= {"data.name": data, "data.image_size": 0} | ({"data.augment": "none"} if is_images else {})
+    else:
+        full_name, found = recipe_for(place(data, folder), recipe)
+        name = full_name.split(".", 1)[1]
+    return name, found.override(changes)
 
 
 def column_name(data: str) -> str:
@@ -64,10 +61,9 @@ def column_name(data: str) -> str:
     return f"own-{name}" if name in NAMES or is_known(name) else name
 
 
-def check_code(values: dict[str, object], source: str, trust_code: bool) -> None:
-    """Raise where a file names something to import without permission.
+def check_code(values: dict[str, Any], source: str, trust_code: bool) -> None:
+    """Raise where a file names something to import without permission; import functions that give data.
 
-    >>> check_code({"network.name": "lenet"}, "study.toml", trust_code=False)
     >>> check_code({"network.name": "stranger:Net"}, "study.toml", trust_code=False)
     Traceback (most recent call last):
     dropmax.errors.RunError: study.toml would import 'stranger:Net' (network.name), which runs that code: ...
@@ -84,33 +80,17 @@ def check_code(values: dict[str, object], source: str, trust_code: bool) -> None
                 import_data(each)
 
 
-def recipe_is_file(recipe: str | None) -> bool:
-    """Say whether a recipe is a file rather than the name of one.
-
-    >>> recipe_is_file("mine.toml"), recipe_is_file("released")
-    (True, False)
-    """
-    return recipe is not None and recipe.endswith(".toml")
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^\w+-]+", "-", name) or "own"
-
-
-def _located(path: str, folder: Path | None) -> Path:
-    found = Path(path).expanduser()
-    return found if folder is None or found.is_absolute() else folder / found
-
-
-def place(data: str, folder: Path | None) -> str:
+def place(data: str, folder: Path = Path()) -> str:
     """Return the absolute path of the user's own data, since workers may run elsewhere; names stay as they are.
 
-    >>> place("mnist-1k", None)
+    >>> place("mnist-1k")
     'mnist-1k'
     """
     if data in NAMES or is_known(data) or is_function(data):
         return data
-    path = _located(data, folder)
-    if not path.exists() and folder is not None:
-        path = Path(data).expanduser()
-    return str(path.absolute()) if path.exists() else data
+    own = Path(data).expanduser()
+    return next((str(path.absolute()) for path in (folder / own, own) if path.exists()), data)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^\w+-]+", "-", name) or "own"

@@ -1,20 +1,23 @@
-"""Two variants side by side: the difference of each metric, paired over the seeds, with Holm's correction."""
+"""Two variants side by side, and a whole study as one HTML page: pictures of every seed beside means and intervals."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from dropmax.errors import InvalidValue, check_choice
 from dropmax.lab.experiments.records import RunRecord
+from dropmax.lab.experiments.render import number_text
 from dropmax.lab.experiments.store import Store
-from dropmax.lab.experiments.tables import DEFAULT_METRICS, LEVEL, METRICS
+from dropmax.lab.experiments.tables import DEFAULT_METRICS, LEVEL, METRICS, Table, make_table
 from dropmax.lab.statistics import holm, paired_difference
 from dropmax.workbench import style
 
-__all__ = ["Difference", "compare", "draw", "print_comparison"]
+__all__ = ["Difference", "compare", "draw", "make_page", "print_comparison", "to_rows"]
 
 
 @dataclass(frozen=True)
@@ -43,39 +46,37 @@ class Difference:
 def compare(
     store: Store, a: str, b: str, metrics: Sequence[str] = DEFAULT_METRICS, *, mode: str = "mean"
 ) -> list[Difference]:
-    """Return how variant ``a`` differs from variant ``b``, per data set and metric.
+    """Return how variant ``a`` differs from variant ``b`` per data set and metric: paired over seeds, Holm-corrected.
 
     Only seeds that both were run with count, as a seed decides the training examples too.
     """
     runs = [record for record in store.runs() if record.status == "done"]
-    variants = list(dict.fromkeys(record.variant for record in runs))
     for name in (a, b):
-        check_choice("variant", name, variants)
+        check_choice("variant", name, list(dict.fromkeys(record.variant for record in runs)))
     if a == b:
         raise InvalidValue(f"--compare needs two different variants, got {a!r} twice")
     for metric in metrics:
         check_choice("metric", metric, METRICS)
     found = []
-    for data in dict.fromkeys(record.data for record in runs):
+    for data in _data(runs):
         for metric in metrics:
-            values = [_by_seed(runs, data, variant, metric, mode) for variant in (a, b)]
-            seeds = sorted(set(values[0]) & set(values[1]))
+            first, second = (
+                {
+                    record.seed: METRICS[metric].factor * record.test[mode][metric]
+                    for record in runs
+                    if (record.data, record.variant) == (data, variant) and metric in record.test[mode]
+                }
+                for variant in (a, b)
+            )
+            seeds = sorted(set(first) & set(second))
             if len(seeds) > 1:
-                first, second = ([each[seed] for seed in seeds] for each in values)
-                pair = paired_difference(first, second)
-                by_seed = {seed: values[0][seed] - values[1][seed] for seed in seeds}
+                pair = paired_difference([first[seed] for seed in seeds], [second[seed] for seed in seeds])
+                by_seed = {seed: first[seed] - second[seed] for seed in seeds}
                 found.append(Difference(data, metric, mode, by_seed, *pair, corrected=pair.p_value))
     if not found:
         raise InvalidValue(f"{a} and {b} share no two seeds on any data set in {store.path}: run more --runs of both")
     corrected = holm([difference.p_value for difference in found])
     return [replace(difference, corrected=p) for difference, p in zip(found, corrected, strict=True)]
-
-
-def _by_seed(runs: Sequence[RunRecord], data: str, variant: str, metric: str, mode: str) -> dict[int, float]:
-    chosen = [record.test[mode] for record in runs if (record.data, record.variant) == (data, variant)]
-    seeds = [record.seed for record in runs if (record.data, record.variant) == (data, variant)]
-    factor = METRICS[metric].factor
-    return {seed: factor * found[metric] for seed, found in zip(seeds, chosen, strict=True) if metric in found}
 
 
 def to_rows(differences: Sequence[Difference]) -> list[dict[str, Any]]:
@@ -95,14 +96,9 @@ def print_comparison(a: str, b: str, differences: Sequence[Difference]) -> None:
     for found in differences:
         digits = METRICS[found.metric].digits
         number = f"{found.mean:+.{digits}f} ± {found.half_width:.{digits}f}"
-        grid.add_row(
-            escape(found.data),
-            METRICS[found.metric].title.removeprefix("test "),
-            f"[bold]{number}[/bold]" if found.is_significant else number,
-            str(len(found.values)),
-            f"{found.p_value:.2g}",
-            f"{found.corrected:.2g}",
-        )
+        number = f"[bold]{number}[/bold]" if found.is_significant else number
+        p_values = f"{found.p_value:.2g}", f"{found.corrected:.2g}"
+        grid.add_row(escape(found.data), _title(found.metric), number, str(len(found.values)), *p_values)
     console = Console(highlight=False)
     console.print(grid)
     console.print(
@@ -122,13 +118,94 @@ def draw(a: str, b: str, differences: Sequence[Difference], path: Path) -> None:
     figure, panels = style.pyplot().subplots(1, len(metrics), figsize=size, squeeze=False, layout="constrained")
     for axes, metric in zip(panels[0], metrics, strict=True):
         axes.axvline(0, color=style.GREY, linewidth=1)
-        for difference in (found for found in differences if found.metric == metric):
-            y = -data.index(difference.data)
-            axes.plot(list(difference.values.values()), [y] * len(difference.values), "o", alpha=0.4, color=style.BLUE)
-            color = style.TRUTH if difference.is_significant else style.GREY
-            axes.errorbar(difference.mean, y, xerr=difference.half_width, fmt="D", capsize=4, color=color)
+        for found in (found for found in differences if found.metric == metric):
+            color = style.TRUTH if found.is_significant else style.GREY
+            _seeds(axes, -data.index(found.data), found.values, found.mean, found.half_width, color)
         axes.set_yticks([-i for i in range(len(data))], data)
         axes.set_ylim(-len(data) + 0.5, 0.5)
-        axes.set_title(METRICS[metric].title.removeprefix("test "), fontsize=9)
+        axes.set_title(_title(metric), fontsize=9)
     figure.suptitle(f"{a} less {b}", fontsize=10)
     style.save(figure, path)
+
+
+def _title(metric: str) -> str:
+    return METRICS[metric].title.removeprefix("test ")
+
+
+def _seeds(
+    axes: Any, y: float, values: Mapping[int, float], mean: float | None, half_width: float | None, color: str
+) -> None:
+    """Draw one row: a point per seed, and where there are any their mean and interval."""
+    axes.plot(list(values.values()), [y] * len(values), "o", alpha=0.4, color=style.BLUE)
+    if mean is not None:
+        axes.errorbar(mean, y, xerr=half_width, fmt="D", capsize=3, markersize=4, color=color)
+
+
+# --- the page of a study -------------------------------------------------------------------------------------------
+
+
+def make_page(store: Store, metrics: Sequence[str] = DEFAULT_METRICS) -> str:
+    """Return the results in a directory as one HTML page, which loads nothing from elsewhere."""
+    import jinja2
+
+    tables = [make_table(store, metric) for metric in metrics]
+    runs = [record for record in store.runs() if record.status == "done"]
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(resources.files(__package__).joinpath("study.html.j2").read_text("utf-8"))
+    return template.render(
+        css=resources.files("dropmax.lab.report").joinpath("report.css").read_text("utf-8"),
+        name=store.path.resolve().name,
+        tables=[(table, METRICS[table.metric], _points(table)) for table in tables],
+        curves=[(data, picture) for data in _data(runs) if (picture := _curves(runs, data)) is not None],
+        origin=tables[0].provenance,
+        runs=runs,
+        number=number_text,
+    )
+
+
+def _data(runs: Sequence[RunRecord]) -> list[str]:
+    return list(dict.fromkeys(record.data for record in runs))
+
+
+def _points(table: Table) -> str | None:
+    """Draw one point per seed, a row per variant and a panel per data set, with means and intervals."""
+    shown = [c for c in table.columns if any(table.cells[variant, c.data].values for variant in table.rows)]
+    if not shown:
+        return None
+    rows = [variant for variant in table.rows if any(table.cells[variant, c.data].values for c in shown)]
+    size = (1.5 + style.COLUMN * len(shown), 0.9 + 0.3 * len(rows))
+    figure, panels = style.pyplot().subplots(1, len(shown), figsize=size, squeeze=False, sharey=True)
+    for axes, column in zip(panels[0], shown, strict=True):
+        for place, variant in enumerate(rows):
+            cell = table.cells[variant, column.data]
+            _seeds(axes, -place, cell.values, cell.mean, cell.half_width, style.RED)
+        axes.set_yticks([-place for place in range(len(rows))], [style.plain(table.rows[name]) for name in rows])
+        axes.set(xlabel=METRICS[table.metric].title, title=style.plain(column.title))
+    return _image(figure)
+
+
+def _curves(runs: Sequence[RunRecord], data: str) -> str | None:
+    """Draw the validation error over the epochs, one thin line per seed."""
+    by_variant: dict[str, list[RunRecord]] = {}
+    for record in runs:
+        if record.data == data and record.curve:
+            by_variant.setdefault(record.variant, []).append(record)
+    if not by_variant:
+        return None
+    figure, axes = style.pyplot().subplots(figsize=(style.PAGE, 3.6))
+    for place, (variant, chosen) in enumerate(by_variant.items()):
+        color, line = style.look(place)
+        for index, record in enumerate(chosen):
+            rows = [(row["epoch"], 100 * row["validation"]["error"]) for row in record.curve]
+            label = style.plain(variant) if index == 0 else None
+            axes.plot(*zip(*rows, strict=True), color=color, linestyle=line, linewidth=0.9, alpha=0.7, label=label)
+    axes.set(xlabel="epoch", ylabel="error on held-out rows (%)")
+    axes.legend(fontsize=7, ncols=2)
+    return _image(figure)
+
+
+def _image(figure: Any) -> str:
+    """Return a figure as a data URI, and close it."""
+    content = style.encode(figure, "svg")
+    style.pyplot().close(figure)
+    return "data:image/svg+xml;base64," + base64.b64encode(content).decode()

@@ -23,13 +23,13 @@ __all__ = ["TUNING_SEED", "Group", "Job", "Plan", "plan_table"]
 
 #: The grid is tuned with this seed, which no run of the table uses.
 TUNING_SEED = 1000
-
 #: Seeds of a cell, and points of its grid, at most: every one of them is a training run.
 MOST_RUNS = MOST_POINTS = 1000
 
+#: ``"paper"`` is the paper's search and no more; ``"wide"`` gives every head the same number of points.
+SEARCHES = ("wide", "paper")
 #: Searched for every head on MNIST (Appendix C); elsewhere the paper fixes it.
 WEIGHT_DECAYS = (0.0, 1e-5, 1e-4, 1e-3)
-
 #: What is tuned of single heads, on every data set: of the first three by the paper (section 5).
 OWN_OPTIONS: dict[str, tuple[str, tuple[float, ...]]] = {
     "sampled-softmax": ("head.fraction", (0.2, 0.4, 0.6)),
@@ -38,12 +38,7 @@ OWN_OPTIONS: dict[str, tuple[str, tuple[float, ...]]] = {
     "focal": ("head.gamma", (1.0, 2.0, 5.0)),
     "online-label-smoothing": ("head.soft_weight", (0.25, 0.5, 0.75)),
 }
-
-#: ``"paper"`` is the paper's search and no more; ``"wide"`` gives every head the same number of points.
-SEARCHES = ("wide", "paper")
-
-#: In the wide search, heads without an option of their own spend the same budget on the learning rate, as multiples of
-#: the recipe's.
+#: In the wide search, heads without an option of their own try these multiples of the recipe's learning rate.
 LEARNING_RATES = (1 / 3, 1.0, 3.0)
 
 
@@ -78,18 +73,19 @@ class Job:
         """A readable name, unique in a plan."""
         if self.kind == "runs":
             return f"runs/{self.group}.seed{self.seed}"
-        values = ",".join(f"{name.split('.')[-1]}={_spell(value)}" for name, value in self.point.items())
-        return f"tune/{self.group}.{values}"
+        values = (f"{v:g}" if isinstance(v, float) else str(v) for v in self.point.values())
+        spelt = (re.sub(r"[^\w.+-]", "_", value) for value in values)
+        names = (name.split(".")[-1] for name in self.point)
+        return f"tune/{self.group}." + ",".join(map("=".join, zip(names, spelt, strict=True)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the job as plain values; :meth:`from_dict` reads them back."""
+        """Return the job as plain values."""
         return {**vars(self), "recipe": self.recipe.to_dict()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Job:
         """Rebuild a job that went through JSON."""
-        recipe = recipe_from_dict(values["recipe"], f"a job of {values['variant']}")
-        return cls(**{**values, "recipe": recipe})
+        return cls(**{**values, "recipe": recipe_from_dict(values["recipe"], f"a job of {values['variant']}")})
 
 
 @dataclass(frozen=True)
@@ -115,16 +111,14 @@ class Group:
     def tune_jobs(self) -> list[Job]:
         """Return one job per grid point; a recipe that holds nothing out holds out the usual part while tuning."""
         held = {"data.validation_size": -1} if self.recipe.data.validation_size == 0 else {}
-        return [self._job("tune", point, TUNING_SEED, held) for point in self.points]
+        return [self._job("tune", point, {**held, "training.seed": TUNING_SEED}) for point in self.points]
 
     def run_jobs(self, point: Mapping[str, Any], runs: int) -> list[Job]:
         """Return the runs of the table at one grid point."""
-        return [self._job("runs", point, seed) for seed in range(runs)]
+        return [self._job("runs", point, {"training.seed": seed}) for seed in range(runs)]
 
-    def _job(
-        self, kind: Literal["tune", "runs"], point: Mapping[str, Any], seed: int, also: Mapping[str, Any] | None = None
-    ) -> Job:
-        recipe = self.recipe.override({**point, **(also or {}), "training.seed": seed})
+    def _job(self, kind: Literal["tune", "runs"], point: Mapping[str, Any], also: Mapping[str, Any]) -> Job:
+        recipe = self.recipe.override({**point, **also})
         return Job(kind, self.data, self.recipe_name, self.variant, recipe, dict(point))
 
 
@@ -182,12 +176,11 @@ def plan_table(
     >>> plan_table(["mnist-1k"]).count  # 8 heads x (12 grid points + 5 runs)
     136
     """
-    chosen = check_heads(heads)
-    overrides = dict(overrides or {})
+    rows, overrides = _rows(heads), dict(overrides or {})
     if "head.name" in overrides:
         raise InvalidValue("--set head.name would make every row the same: choose rows with --heads")
     check_sizes(runs, schedule_scale, train_size)
-    search = "wide" if tune is True else tune
+    search = "wide" if tune is True else str(tune or "")
     if search:
         check_choice("search", search, SEARCHES)
     for name in [*data, str(overrides.get("data.name", ""))]:
@@ -195,47 +188,46 @@ def plan_table(
     groups = []
     for name in dict.fromkeys(data):
         recipe_name, found = resolve(name, recipe)
-        column = [
-            table_group(recipe_name, head, shortened(_with_head(found, head, overrides), schedule_scale, train_size),
-                        search, overrides)
-            for head in chosen
-        ]  # fmt: skip
-        budgets = {group.variant: len(group.points) for group in column}
-        if search == "wide" and len(set(budgets.values())) > 1:
-            fewest, most = min(budgets, key=budgets.__getitem__), max(budgets, key=budgets.__getitem__)
+        budgets: dict[int, str] = {}
+        for head in rows:
+            changed = shortened(found.override({**overrides, "head.name": head}), schedule_scale, train_size)
+            points = grid_points(search_grid(changed, search, overrides)) if search else ()
+            column = column_name(changed.data.name)  # of the data that is run, whatever was overridden
+            groups.append(Group(column, recipe_name, plain_name(head), changed.findable(), points))
+            budgets.setdefault(len(points), groups[-1].variant)
+        if search == "wide" and len(budgets) > 1:
+            fewest, most = min(budgets), max(budgets)
             raise InvalidValue(
-                f"with these --set values {fewest} would be tuned over {budgets[fewest]} points and {most} over "
-                f"{budgets[most]}, which is not a fair comparison: use --no-tune, or compare fewer --heads"
+                f"with these --set values {budgets[fewest]} would be tuned over {fewest} points and {budgets[most]} "
+                f"over {most}, which is not a fair comparison: use --no-tune, or compare fewer --heads"
             )
-        groups += column
     return Plan(tuple(groups), runs, schedule_scale, train_size, overrides)
 
 
-def _with_head(recipe: Recipe, head: str, overrides: Mapping[str, Any]) -> Recipe:
-    return recipe.override({**overrides, "head.name": head})
+def _rows(heads: Sequence[str] | None) -> list[str]:
+    """Return the heads named, those of the paper's table first and in its order; the paper's eight for None."""
+    from dropmax.heads import FURTHER, HEADS, find_head
+
+    if heads is None:
+        return list(ROWS)
+    for head in heads:
+        find_head(head)
+    return sorted(dict.fromkeys(heads), key=[*HEADS, *FURTHER, *heads].index)
 
 
-def table_group(recipe_name: str, head: str, recipe: Recipe, search: str | bool, overrides: Mapping[str, Any]) -> Group:
-    """Return the cell of a head; its column is named after the data that is run, whatever was overridden."""
-    column = column_name(recipe.data.name)
-    points = grid_points(search_grid(column, head, recipe, str(search), overrides)) if search else ()
-    return Group(column, recipe_name, plain_name(head), recipe.findable(), points)
-
-
-def search_grid(data: str, head: str, recipe: Recipe, search: str, fixed: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return what is searched for a head, see docs/reproducing.md; values that are ``fixed`` are not.
+def search_grid(recipe: Recipe, search: str, fixed: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return what is searched for a recipe's head on its data, see docs/reproducing.md; ``fixed`` values are not.
 
     >>> from dropmax.workbench.recipes import load_recipe
-    >>> search_grid("cub", "softmax", load_recipe("cub"), "wide", {})
-    {'training.learning_rate': [0.003333, 0.01, 0.03]}
-    >>> search_grid("cub", "softmax", load_recipe("cub"), "paper", {})
-    {}
+    >>> softmax = load_recipe("cub").override({"head.name": "softmax"})
+    >>> search_grid(softmax, "wide", {}), search_grid(softmax, "paper", {})
+    ({'training.learning_rate': [0.003333, 0.01, 0.03]}, {})
     """
     grid: dict[str, list[Any]] = {}
-    if data.startswith("mnist"):
+    if column_name(recipe.data.name).startswith("mnist"):
         grid["training.weight_decay"] = list(WEIGHT_DECAYS)
-    if head in OWN_OPTIONS:
-        option, values = OWN_OPTIONS[head]
+    if recipe.head["name"] in OWN_OPTIONS:
+        option, values = OWN_OPTIONS[recipe.head["name"]]
         grid[option] = list(values)
     elif search == "wide":
         rate = recipe.training.learning_rate
@@ -249,12 +241,10 @@ def grid_points(grid: Mapping[str, Sequence[Any]]) -> tuple[dict[str, Any], ...]
     >>> grid_points({"head.gamma": [1.0, 0.1]})
     ({'head.gamma': 1.0}, {'head.gamma': 0.1})
     """
-    if not grid:
-        return ()
     count = math.prod(len(values) for values in grid.values())
     if count > MOST_POINTS:
         raise InvalidValue(f"a grid of {count:,} points is more than anyone can train: leave at most {MOST_POINTS:,}")
-    return tuple(dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
+    return tuple(dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()) if values)
 
 
 def shortened(recipe: Recipe, schedule_scale: float, train_size: int) -> Recipe:
@@ -272,31 +262,14 @@ def shortened(recipe: Recipe, schedule_scale: float, train_size: int) -> Recipe:
     return recipe.override(values)
 
 
-def check_heads(heads: Sequence[str] | None) -> list[str]:
-    """Return the heads named, those of the paper's table first and in its order; the paper's eight for None."""
-    from dropmax.heads import FURTHER, HEADS, find_head
-
-    if heads is None:
-        return list(ROWS)
-    for head in heads:
-        find_head(head)
-    return sorted(dict.fromkeys(heads), key=[*HEADS, *FURTHER, *heads].index)
-
-
 def check_sizes(runs: int, schedule_scale: float, train_size: int) -> None:
     """Refuse numbers that make no plan."""
-    if runs < 1:
-        raise InvalidValue(f"--runs must be at least 1, got {runs}")
-    if runs > MOST_RUNS:
-        raise InvalidValue(f"--runs must be at most {MOST_RUNS:,}, got {runs}")
+    if not 1 <= runs <= MOST_RUNS:
+        limit = "at least 1" if runs < 1 else f"at most {MOST_RUNS:,}"
+        raise InvalidValue(f"--runs must be {limit}, got {runs}")
     if not 0 < schedule_scale < float("inf"):
         raise InvalidValue(
             f"--schedule-scale must be above 0, such as 0.1 for a tenth of the epochs, got {schedule_scale}"
         )
     if train_size < 0:
         raise InvalidValue(f"--train-size must be at least 1, or 0 for all, got {train_size}")
-
-
-def _spell(value: Any) -> str:
-    text = f"{value:g}" if isinstance(value, float) else str(value)
-    return re.sub(r"[^\w.+-]", "_", text)

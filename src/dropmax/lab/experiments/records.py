@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 from typing_extensions import Self
 
-__all__ = ["GroupRecord", "PlanRecord", "Provenance", "Record", "RunRecord"]
+from dropmax.errors import DropMaxError
+from dropmax.lab.experiments.plan import MOST_RUNS, Group, Job, Plan
+from dropmax.workbench.files import parse_json
+from dropmax.workbench.recipes import recipe_from_dict
+
+__all__ = ["PlanRecord", "Provenance", "Record", "RunRecord", "difference", "failure", "normal", "parse"]
 
 #: Directories bear these names, so a file may not choose just any text.
 Name = Annotated[str, Field(pattern=r"^[\w.+-]+$")]
@@ -99,6 +115,16 @@ class RunRecord(Record):
         return self
 
 
+def about(job: Job) -> dict[str, Any]:
+    """Return what the record of a job begins with."""
+    return {**json.loads(json.dumps(job.to_dict())), "job": job.id, "seed": job.seed}
+
+
+def failure(job: Job, reason: str) -> RunRecord:
+    """Return the record of a job that could not be done."""
+    return RunRecord(**about(job), status="failed", reason=reason)
+
+
 class GroupRecord(Record):
     """One cell of the planned table."""
 
@@ -119,6 +145,77 @@ class PlanRecord(Record):
     train_size: NonNegativeInt = 0
     overrides: dict[str, Any] = {}
     tuned_on: str = ""  #: the column whose tuning was taken over, where one was
-    runs: Annotated[PositiveInt, Field(le=1000)] = 5
+    runs: Annotated[PositiveInt, Field(le=MOST_RUNS)] = 5
     groups: dict[str, GroupRecord] = {}
     commands: list[str] = []
+
+    @classmethod
+    def of(cls, plan: Plan, commands: list[str]) -> PlanRecord:
+        """Return a plan as it is stored."""
+        groups = {
+            group.key: {**vars(group), "recipe": normal(group.recipe.to_dict()), "points": list(group.points)}
+            for group in plan.groups
+        }
+        values = {key: value for key, value in vars(plan).items() if key != "is_study"}
+        stored = {"kind": "plan", "format": 2, "study": plan.is_study, **values, "groups": groups, "commands": commands}
+        return cls.model_validate(json.loads(json.dumps(stored)))
+
+    def plan(self) -> Plan:
+        """Return the plan that was stored."""
+        groups = [
+            Group(**{**dict(group), "recipe": recipe_from_dict(group.recipe, f"the plan of {key}"),
+                     "points": tuple(group.points)})
+            for key, group in self.groups.items()
+        ]  # fmt: skip
+        settings = self.model_dump(include={"runs", "schedule_scale", "train_size", "overrides", "tuned_on"})
+        return Plan(tuple(groups), is_study=self.study, **settings)
+
+    def differences(self, there: PlanRecord) -> Iterator[str]:
+        """Say why this plan cannot share a directory with another one, if it cannot."""
+        options = ("study", "schedule_scale", "train_size", "overrides", "tuned_on")
+        words = ("--study", "--schedule-scale", "--train-size", "--set", "--tuned-from")
+        for key, option in zip(options, words, strict=True):
+            if differs := difference(getattr(self, key), getattr(there, key)):
+                yield f"{option}: {differs}"
+        for key, group in self.groups.items():
+            for other in there.groups.values():
+                if other.data == group.data and other.recipe_name != group.recipe_name:
+                    yield f"--recipe for {group.data}: {other.recipe_name!r} there, {group.recipe_name!r} here"
+            stored = there.groups.get(key, group)
+            if group.points != stored.points:
+                yield f"what is tuned for {key}: {len(stored.points)} points there, {len(group.points)} here"
+            if differs := difference(group.recipe, normal(stored.recipe)):
+                yield f"{key}: {differs}"
+
+
+def parse(line: bytes) -> PlanRecord | RunRecord:
+    """Return what a line holds; a ValueError says in a few words what is wrong with it."""
+    found = parse_json(line.decode())
+    kind = PlanRecord if isinstance(found, dict) and found.get("kind") == "plan" else RunRecord
+    try:
+        return kind.model_validate(found)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ValueError(": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))) from None
+
+
+def difference(mine: Any, there: Any, name: str = "") -> str:
+    """Return the first difference of two plain values in words, or nothing.
+
+    >>> difference({"training": {"epochs": 7}}, {"training": {"epochs": 9}})
+    'training.epochs is 9 there and 7 here'
+    """
+    if isinstance(mine, dict) and isinstance(there, dict):
+        keys = dict.fromkeys([*mine, *there])
+        found = (difference(mine.get(key), there.get(key), f"{name}.{key}".lstrip(".")) for key in keys)
+        return next(filter(None, found), "")
+    if mine == there:
+        return ""
+    return f"{name}{' is ' if name else ''}{json.dumps(there)} there and {json.dumps(mine)} here"
+
+
+def normal(recipe: dict[str, Any]) -> dict[str, Any]:
+    """Return a recipe's tables as JSON knows them, with today's defaults for what an older version did not store."""
+    with contextlib.suppress(DropMaxError):  # then it is compared as it is
+        recipe = recipe_from_dict(recipe, "a stored recipe").to_dict()
+    return dict(json.loads(json.dumps(recipe)))

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dropmax.lab.experiments.tables import METRICS, Cell, Table
+from dropmax.lab.experiments.tables import METRICS, Cell, Column, Table
 from dropmax.workbench.terminal import console as wide_console
 
-__all__ = ["FORMATS", "print_table", "to_dict", "to_markdown", "to_tex"]
+__all__ = ["FORMATS", "number_text", "print_table", "to_dict", "to_markdown", "to_tex"]
 
 
 def to_markdown(tables: Sequence[Table]) -> str:
     """Return tables in Markdown, each with its notes, and where the numbers come from in a block at the end."""
     lines: list[str] = []
     for table in tables:
-        heads = [_heading(column.title, column.stamp) for column in table.columns]
+        heads = [_heading(column) for column in table.columns]
         lines += [f"# {table.title}", "", "| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
         for variant, name in table.rows.items():
             cells = [_markdown_cell(table.cells[variant, c.data], METRICS[table.metric].digits) for c in table.columns]
@@ -27,8 +27,8 @@ def to_markdown(tables: Sequence[Table]) -> str:
 def _markdown_cell(found: Cell, digits: int) -> str:
     number = number_text(found, digits)
     number = f"**{number}**" if found.best else number
-    paper = "" if found.paper is None else f"[{found.paper[0]:.2f} ± {found.paper[1]:.2f}]"
     note = found.note if not number else f"({found.note})" if found.note else ""
+    paper = f"[{_paper(found)}]" if found.paper else ""
     text = " ".join(filter(None, [number + ("†" if found.tied else ""), note, paper]))
     return text.replace("|", "\\|").replace("<", "&lt;")
 
@@ -37,12 +37,11 @@ def to_tex(tables: Sequence[Table]) -> str:
     """Return tables as LaTeX tabulars, with where the numbers come from in comments."""
     lines = [f"% {line}" for line in _origin(tables[0])]
     for table in tables:
-        digits = METRICS[table.metric].digits
-        heads = [_tex(_heading(column.title, column.stamp)) for column in table.columns]
+        heads = [_tex(_heading(column)) for column in table.columns]
         lines += [f"% {table.title}", rf"\begin{{tabular}}{{l{'c' * len(heads)}}}", r"\hline"]
         lines += [" & ".join(["", *heads]) + r" \\", r"\hline"]
         for variant, name in table.rows.items():
-            cells = [_tex_cell(table.cells[variant, column.data], digits) for column in table.columns]
+            cells = [_tex_cell(table.cells[variant, c.data], METRICS[table.metric].digits) for c in table.columns]
             lines.append(" & ".join([_tex(name), *cells]) + r" \\")
         lines += [r"\hline", r"\end{tabular}", "", r"\par\footnotesize", _tex(" ".join(table.notes)), ""]
     return "\n".join(lines)
@@ -55,9 +54,15 @@ def _tex_cell(found: Cell, digits: int) -> str:
         number = f"{found.mean:.{digits}f}"
         number = rf"\mathbf{{{number}}}" if found.best else number
         number += "" if found.half_width is None else rf"_{{\pm {found.half_width:.{digits}f}}}"
-        number = f"${number}${_TEX_DAGGER if found.tied else ''}"
+        number = f"${number}$" + (r"$^{\dagger}$" if found.tied else "")
         number += f" ({_tex(found.note)})" if found.note else ""
     return number + ("" if found.paper is None else rf" [${found.paper[0]:.2f}_{{\pm {found.paper[1]:.2f}}}$]")
+
+
+def _tex(text: str) -> str:
+    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "†": r"$\dagger$"}
+    special |= {char: "\\" + char for char in "&%$#_{}"} | {">": "$>$", "<": "$<$", "±": r"$\pm$"}
+    return "".join(special.get(char, char) for char in text)
 
 
 #: Renderers by the ending of their files.
@@ -70,24 +75,12 @@ def to_dict(table: Table) -> dict[str, Any]:
     for column in table.columns:
         for variant in table.rows:
             found = table.cells[variant, column.data]
-            paper = found.paper or (None, None)
-            cells.append(
-                {
-                    "row": variant,
-                    "data": column.data,
-                    "stamp": column.stamp,
-                    "mean": found.mean,
-                    "half_width": found.half_width,
-                    "runs": len(found.values),
-                    "values": {str(seed): value for seed, value in found.values.items()},
-                    "best": found.best,
-                    "tied": found.tied,
-                    "p_value": found.p_value,
-                    "paper_mean": paper[0],
-                    "paper_half_width": paper[1],
-                    "note": found.note,
-                }
-            )
+            mean, half_width = found.paper or (None, None)
+            about = {"row": variant, "data": column.data, "stamp": column.stamp}
+            numbers = {name: getattr(found, name) for name in ("mean", "half_width", "best", "tied", "p_value", "note")}
+            values = {str(seed): value for seed, value in found.values.items()}
+            paper = {"paper_mean": mean, "paper_half_width": half_width}
+            cells.append({**about, **numbers, "runs": len(values), "values": values, **paper})
     return {"title": table.title, "cells": cells, "notes": list(table.notes), "provenance": table.provenance}
 
 
@@ -96,24 +89,20 @@ def print_table(table: Table) -> None:
     from rich import table as rich_table
     from rich.markup import escape
 
-    digits = METRICS[table.metric].digits
-    shown = [column for column in table.columns if column.stamp]
-    grid = rich_table.Table(title=table.title, title_justify="left", box=None)
-    grid.add_column("")
-    has_paper = {c.data: any(table.cells[variant, c.data].paper for variant in table.rows) for c in shown}
-    for column in shown:
+    grid = rich_table.Table("", title=table.title, title_justify="left", box=None)
+    texts = {variant: [escape(name)] for variant, name in table.rows.items()}
+    for column in (column for column in table.columns if column.stamp):
+        cells = {variant: table.cells[variant, column.data] for variant in table.rows}
         grid.add_column(f"{column.title}\n{column.stamp}", justify="right")
-        if has_paper[column.data]:
+        for variant, found in cells.items():
+            number = escape(number_text(found, METRICS[table.metric].digits) or found.note)
+            texts[variant].append((f"[bold]{number}[/bold]" if found.best else number) + ("†" if found.tied else ""))
+        if any(found.paper for found in cells.values()):
             grid.add_column("paper", justify="right", style="dim")
-    for variant, name in table.rows.items():
-        texts = [escape(name)]
-        for column in shown:
-            found = table.cells[variant, column.data]
-            number = escape(number_text(found, digits) or found.note)
-            texts.append((f"[bold]{number}[/bold]" if found.best else number) + ("†" if found.tied else ""))
-            if has_paper[column.data]:
-                texts.append(f"{found.paper[0]:.2f} ± {found.paper[1]:.2f}" if found.paper else "")
-        grid.add_row(*texts)
+            for variant, found in cells.items():
+                texts[variant].append(_paper(found))
+    for row in texts.values():
+        grid.add_row(*row)
     console = wide_console()
     console.print(grid)
     for note in table.notes:
@@ -128,23 +117,17 @@ def number_text(found: Cell, digits: int) -> str:
     """
     if found.mean is None:
         return ""
-    interval = "" if found.half_width is None else f" ± {found.half_width:.{digits}f}"
-    return f"{found.mean:.{digits}f}{interval}"
+    return f"{found.mean:.{digits}f}" + ("" if found.half_width is None else f" ± {found.half_width:.{digits}f}")
 
 
-def _heading(title: str, stamp: str) -> str:
-    return f"{title} ({stamp})" if stamp else title
+def _paper(found: Cell) -> str:
+    return "{:.2f} ± {:.2f}".format(*found.paper) if found.paper else ""
+
+
+def _heading(column: Column) -> str:
+    return f"{column.title} ({column.stamp})" if column.stamp else column.title
 
 
 def _origin(table: Table) -> list[str]:
     """Return lines that say where the numbers came from."""
     return [f"{name}: {' | '.join(map(str, value))}" for name, value in table.provenance.items()]
-
-
-_TEX_DAGGER = r"$^{\dagger}$"
-
-
-def _tex(text: str) -> str:
-    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "†": r"$\dagger$"}
-    special |= {char: "\\" + char for char in "&%$#_{}"} | {">": "$>$", "<": "$<$", "±": r"$\pm$"}
-    return "".join(special.get(char, char) for char in text)

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dropmax.errors import DataError, check_choice
-from dropmax.lab.experiments.cluster import Cluster
-from dropmax.lab.experiments.estimate import estimate_seconds
-from dropmax.lab.experiments.local import default_workers, run_locally
+from dropmax.lab.experiments.engines import Cluster, Local
 from dropmax.lab.experiments.plan import TUNING_SEED, Plan
-from dropmax.lab.experiments.progress import Progress, spell_seconds
+from dropmax.lab.experiments.progress import Progress, estimate_seconds, spell_seconds
 from dropmax.lab.experiments.schedule import Schedule
 from dropmax.lab.experiments.store import Store
 from dropmax.lab.experiments.tables import write_tables
 from dropmax.lab.statistics import require_scipy
 
-__all__ = ["ENGINES", "Outcome", "reproduce"]
-
-ENGINES = ("local", "ray")
+__all__ = ["Outcome", "reproduce"]
 
 
 @dataclass(frozen=True)
@@ -38,110 +33,96 @@ def reproduce(
     plan: Plan,
     out: Path | str,
     *,
-    engine: str = "local",
-    address: str = "auto",
-    workers: int = 0,
+    engine: Local | Cluster | None = None,
     data_dir: Path | str | None = None,
     modes: Sequence[str] | None = None,
     repair: bool = False,
     keep_runs: bool = False,
     quiet: bool = False,
-    command: str | None = None,
 ) -> Outcome:
     """Do what is missing of a plan and write the tables into ``out``.
 
+    Args:
+        plan: from :func:`plan_table` or :func:`plan_study`.
+        out: a directory; what was done there before is not done again.
+        engine: where runs are trained, by default one process per core of this machine.
+        data_dir: where the publishers' data sets are.
+        modes: ways of predicting to measure; by default all.
+        repair: do damaged and failed runs again.
+        keep_runs: keep the trained models, in ``out/models``.
+        quiet: show no progress.
+
     >>> import tempfile
-    >>> from dropmax.lab.experiments import plan_table
+    >>> from dropmax.lab.experiments import Local, plan_table
     >>> tiny = {"training.epochs": 1, "data.train_size": 50, "data.validation_size": 50}
     >>> plan = plan_table(["mnist-1k"], heads=["softmax"], runs=1, tune=False, overrides=tiny)
-    >>> reproduce(plan, tempfile.mkdtemp(), workers=1, quiet=True).done
+    >>> reproduce(plan, tempfile.mkdtemp(), engine=Local(workers=1), quiet=True).done
     1
     """
-    check_choice("engine", engine, ENGINES)
-    _check_modes(modes)
+    from dropmax.heads import MODES
+
+    for mode in modes or ():
+        check_choice("mode", mode, MODES)
     require_scipy()  # now, not after hours of training
-    store = Store(out)
+    store, engine = Store(out), engine or Local()
     if not (repair and store.file.exists()):  # what is damaged cannot be compared
         store.check(plan)
-    command = command or " ".join(["dropmax", *sys.argv[1:]])
     with store.locked():
         if repair:
             store.repair()
         schedule = Schedule(
-            plan,
-            store,
-            repair=repair,
-            keep_runs=keep_runs,
-            on_group_done=lambda group: write_tables(store),
+            plan, store, repair=repair, keep_runs=keep_runs, on_group_done=lambda group: write_tables(store)
         )
         if schedule.left:
-            cluster = Cluster(address) if engine == "ray" else None
-            number = workers or (cluster.size() if cluster is not None else default_workers())
-            estimates = _estimates(schedule, data_dir, engine)
-            store.join(plan, command)  # only now: a mistake in the plan leaves nothing behind
-            if not quiet:
-                _announce(schedule, estimates, number, engine)
+            progress = Progress(schedule, _estimates(plan, data_dir, engine), engine.size(), quiet=quiet)
             options: dict[str, Any] = {
                 "data_dir": None if data_dir is None else str(Path(data_dir).expanduser().absolute()),
                 "modes": None if modes is None else list(modes),
-                "command": command,
+                "command": " ".join(["dropmax", *sys.argv[1:]]),
             }
-            with Progress(estimates, number, quiet=quiet) as progress, _interruptible(schedule):
-                if cluster is not None:
-                    cluster.run(schedule, progress, workers=workers, options=options)
-                else:
-                    run_locally(schedule, progress, workers=number, options=options)
+            store.join(plan, options["command"])  # only now: a mistake in the plan leaves nothing behind
+            if not quiet:
+                print("\n".join(_announcement(progress, engine.name)), file=sys.stderr, flush=True)
+            _run(engine, progress, options)
         write_tables(store)
     failed = schedule.failed()
     return Outcome(len(schedule.results) - len(failed), schedule.found, failed)
 
 
-@contextlib.contextmanager
-def _interruptible(schedule: Schedule) -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        from dropmax.workbench.training import Interrupted
-
-        done = f"{len(schedule.results)} of {schedule.plan.count} runs done"
-        raise Interrupted(f"stopped with {done}; the same command resumes from here") from None
-
-
-def _estimates(schedule: Schedule, data_dir: Path | str | None, engine: str) -> dict[str, float]:
+def _estimates(plan: Plan, data_dir: Path | str | None, engine: Local | Cluster) -> dict[str, float]:
     """Measure. This also finds missing data and unknown options before any work."""
     try:
-        return estimate_seconds(schedule.plan, data_dir)
+        return estimate_seconds(plan, data_dir)
     except DataError:
-        if engine == "ray":  # the data may be on the cluster only
+        if isinstance(engine, Cluster):  # the data may be on the cluster only
             return {}
         raise
 
 
-def _announce(schedule: Schedule, estimates: dict[str, float], workers: int, engine: str) -> None:
-    plan = schedule.plan
+def _run(engine: Local | Cluster, progress: Progress, options: dict[str, Any]) -> None:
+    from dropmax.workbench.training import Interrupted
+
+    schedule = progress.schedule
+    try:
+        with progress:
+            engine.run(schedule, progress.show_runs, options)
+    except KeyboardInterrupt:
+        done = f"{len(schedule.results)} of {schedule.plan.count} runs done"
+        raise Interrupted(f"stopped with {done}; the same command resumes from here") from None
+
+
+def _announcement(progress: Progress, engine: str) -> list[str]:
+    plan, estimates = progress.schedule.plan, progress.estimates
     tuning, runs = sum(len(group.points) for group in plan.groups), plan.runs * len(plan.groups)
     variants, columns = {group.variant for group in plan.groups}, {group.data for group in plan.groups}
-    print(
+    lines = [
         f"Plan: {len(variants)} {'variants' if plan.is_study else 'heads'} on {', '.join(sorted(columns))}: "
         + (f"{tuning} tuning runs (seed {TUNING_SEED}, hold-out set) and " if tuning else "")
-        + f"{runs} runs (seeds 0 to {plan.runs - 1}); "
-        f"{len(schedule.results)} are done.",
-        file=sys.stderr,
-    )
+        + f"{runs} runs (seeds 0 to {plan.runs - 1}); {len(progress.schedule.results)} are done."
+    ]
     for group in plan.groups:
         seconds = f", about {spell_seconds(estimates[group.key])} each" if group.key in estimates else ""
-        print(f"  {group.key}: {len(group.points)} + {plan.runs}{seconds}", file=sys.stderr)
-    left = Progress(estimates, workers).seconds_left(schedule)
-    print(
-        f"{workers} at a time ({engine})"
-        + (f", about {spell_seconds(left)} in all (measured on a few training steps)." if left is not None else "."),
-        file=sys.stderr,
-        flush=True,
-    )
-
-
-def _check_modes(modes: Sequence[str] | None) -> None:
-    from dropmax.heads import MODES
-
-    for mode in modes or ():
-        check_choice("mode", mode, MODES)
+        lines.append(f"  {group.key}: {len(group.points)} + {plan.runs}{seconds}")
+    left = progress.seconds_left()
+    spelt = "" if left is None else f", about {spell_seconds(left)} in all (measured on a few training steps)"
+    return [*lines, f"{progress.workers} at a time ({engine}){spelt}."]

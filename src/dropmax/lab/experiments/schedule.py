@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
-from dropmax.errors import RunError
+from dropmax.errors import InvalidValue, RunError
 from dropmax.lab.experiments.plan import Group, Job, Plan
-from dropmax.lab.experiments.records import RunRecord
+from dropmax.lab.experiments.records import RunRecord, failure
 from dropmax.lab.experiments.store import Store
-from dropmax.lab.experiments.worker import failure
 
-__all__ = ["Schedule", "best_point"]
+__all__ = ["Schedule", "best_point", "tuned_from"]
 
 
 class Schedule:
     """The jobs of a plan that are not done yet, handed out as they become ready.
 
-    Runs go before the grids of later heads, so that rows of the table are finished one after the other.
+    Runs go before the grids of later heads, so that rows of the table are finished one after the other. With
+    ``repair``, runs that failed or do not fit the plan are done again.
 
     >>> import tempfile
     >>> from dropmax.lab.experiments.plan import plan_table
@@ -33,8 +34,8 @@ class Schedule:
         store: Store,
         *,
         repair: bool = False,
-        on_group_done: Callable[[Group], object] = lambda group: None,
         keep_runs: bool = False,
+        on_group_done: Callable[[Group], object] = lambda group: None,
     ) -> None:
         self.plan, self.store, self.repair, self.keep_runs = plan, store, repair, keep_runs
         self.on_group_done = on_group_done
@@ -45,8 +46,7 @@ class Schedule:
         self._open: dict[str, set[str]] = {}  # group -> ids of its jobs that are not done
         self._there = store.records()
         for group in plan.groups:
-            jobs = self._missing(group.tune_jobs())
-            self._open[group.key] = {job.id for job in jobs}
+            jobs = self._missing(group, group.tune_jobs())
             self._ready["tune"] += jobs
             if not jobs:
                 self._release(group)
@@ -65,68 +65,96 @@ class Schedule:
         """Keep the result of a job; a group whose grid is done has its runs released."""
         if job.id in self.results:  # a retry that came through twice
             return
-        result = result.model_copy(
-            update={"schedule_scale": self.plan.schedule_scale, "train_size": self.plan.train_size}
-        )
-        self.store.finish(job, result, keep_run=self.keep_runs)
+        shortened = {"schedule_scale": self.plan.schedule_scale, "train_size": self.plan.train_size}
+        result = result.model_copy(update=shortened)
+        self.store.append(result)
+        self.store.tidy(job, keep_run=self.keep_runs)
         self.results[job.id] = result
-        waiting = self._open[job.group]
+        waiting, group = self._open[job.group], self.groups[job.group]
         waiting.discard(job.id)
-        if waiting:
-            return
-        if job.kind == "tune":
-            self._release(self.groups[job.group])
-        else:
-            self.on_group_done(self.groups[job.group])
+        if not waiting:
+            (self._release if job.kind == "tune" else self.on_group_done)(group)
 
     def failed(self) -> dict[str, str]:
         """Return the runs that failed, and why."""
         return {name: result.reason for name, result in self.results.items() if result.status == "failed"}
 
     def _release(self, group: Group) -> None:
+        """Make the runs of a group ready, at the best point of its grid."""
         tuning = [self.results[job.id] for job in group.tune_jobs()]
         point = best_point(tuning)
-        jobs = self._missing(group.run_jobs(point or {}, self.plan.runs))
-        self._open[group.key] = {job.id for job in jobs}
+        jobs = self._missing(group, group.run_jobs(point or {}, self.plan.runs))
         if point is None and tuning:
             reason = f"none of the {len(tuning)} grid points could be trained: {tuning[0].reason}"
             for job in jobs:
                 self.finished(job, failure(job, reason))
-            return
-        self._ready["runs"] += jobs
+        else:
+            self._ready["runs"] += jobs
 
-    def _missing(self, jobs: list[Job]) -> list[Job]:
-        """Take note of the results that are there, and return the jobs that have none."""
+    def _missing(self, group: Group, jobs: list[Job]) -> list[Job]:
+        """Take note of the results that are there, and return the jobs that must run."""
         missing = []
         for job in jobs:
-            result = self._stored(job)
-            if result is None:
+            result = self._there.get(job.id)
+            if result is None or (self.repair and not self._is_usable(job, result)):
                 missing.append(job)
                 continue
+            self.results[job.id] = self.store.match(job, result)
             self.store.tidy(job, keep_run=self.keep_runs)
-            self.results[job.id] = result
             self.found += 1
+        self._open[group.key] = {job.id for job in missing}
         return missing
 
-    def _stored(self, job: Job) -> RunRecord | None:
-        """Return the record of a job, or None where it must run; with --repair, failed runs must run again."""
-        result = self._there.get(job.id)
-        if result is None or (self.repair and result.status == "failed"):
-            return None
+    def _is_usable(self, job: Job, result: RunRecord) -> bool:
         try:
-            return self.store.match(job, result)
+            return self.store.match(job, result).status != "failed"
         except RunError:
-            if not self.repair:
-                raise
-            return None
+            return False
 
 
-def best_point(tuning: list[RunRecord]) -> dict[str, Any] | None:
+def best_point(tuning: Iterable[RunRecord]) -> dict[str, Any] | None:
     """Return the grid point with the lowest validation error, ties broken by validation NLL; None where all failed."""
-    best, lowest = None, (math.inf, math.inf)
-    for result in tuning:
-        if result.status == "done":
-            found = result.validation["mean"]
-            if (found["error"], found["nll"]) < lowest:
-                best, lowest = result.point, (found["error"], found["nll"])
-    return best
+    done = [result for result in tuning if result.status == "done"]
+    scores = [(result.validation["mean"]["error"], result.validation["mean"]["nll"]) for result in done]
+    return done[scores.index(min(scores))].point if done else None
+
+
+def tuned_from(plan: Plan, source: Path | str) -> Plan:
+    """Return the plan with every variant fixed at the grid point that won in the results at ``source``.
+
+    Nothing is tuned again, and every variant takes its point from the same place, so that budgets stay equal. Where
+    the winning learning rate belongs to another recipe it is taken as it is.
+    """
+    store = Store(source)
+    tuned = [group for group in store.plan().groups if group.points]
+    columns = sorted({f"{group.data}.{group.recipe_name}" for group in tuned})
+    if len(columns) != 1:
+        found = f"{len(columns)} tuned columns ({', '.join(columns)})" if columns else "nothing that was tuned"
+        raise InvalidValue(f"--tuned-from {source} holds {found}: name a directory with exactly one")
+    by_variant = {group.variant: group for group in tuned}
+    groups = tuple(_fixed(group, by_variant, store) for group in plan.groups)
+    return dataclasses.replace(plan, groups=groups, tuned_on=columns[0])
+
+
+def _fixed(group: Group, tuned: dict[str, Group], store: Store) -> Group:
+    """Return a group at the point that won in a store."""
+    if group.variant not in tuned:
+        raise InvalidValue(
+            f"--tuned-from {store.path} has no tuned {group.variant!r}, only {', '.join(tuned)}: "
+            "choose --heads from these"
+        )
+    jobs, there = tuned[group.variant].tune_jobs(), store.records()
+    results = [store.match(job, there[job.id]) for job in jobs if job.id in there]
+    point = best_point(results)
+    if len(results) < len(jobs) or point is None:
+        raise InvalidValue(
+            f"--tuned-from {store.path}: {len(results)} of {len(jobs)} grid points of {group.variant} are "
+            f"done there{'' if point else ' and none succeeded'}: finish that table first"
+        )
+    recipe = group.recipe.override(point)
+    if recipe.network["name"] != group.recipe.network["name"]:  # it may be one to import, and that is the user's to say
+        raise InvalidValue(
+            f"--tuned-from {store.path} chose the network {recipe.network['name']!r} for {group.variant}: name it "
+            "yourself with --set network.name=... if you want it"
+        )
+    return dataclasses.replace(group, recipe=recipe, points=())

@@ -23,19 +23,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import filelock
-from pydantic import ValidationError
 
 from dropmax.errors import DropMaxError, RunError
 from dropmax.lab.experiments.plan import Job, Plan
-from dropmax.lab.experiments.records import PlanRecord, Record, RunRecord
-from dropmax.lab.experiments.stored_plan import difference, normal, refuse_other_plan, to_plan, to_record
-from dropmax.workbench.files import CannotWrite, parse_json, write_atomically
+from dropmax.lab.experiments.records import PlanRecord, Record, RunRecord, difference, normal, parse
+from dropmax.workbench.files import CannotWrite, write_atomically
 
 __all__ = ["FILE", "Store"]
 
 #: The name of the file.
 FILE = "results.jsonl"
-
 _SECONDS_TO_WAIT_FOR_LOCK = 30.0
 
 
@@ -62,23 +59,21 @@ class Store:
         if self.file.exists():
             there = self.plan_record()
             if there is not None and self.records():
-                refuse_other_plan(to_record(plan), there, self.path)
+                for what in PlanRecord.of(plan, []).differences(there):
+                    raise RunError(
+                        f"{self.path} holds results of a different plan: {what}; choose another place with --out"
+                    )
         elif self.path.exists() and any(path.name not in (".lock", "work") for path in self.path.iterdir()):
             raise RunError(f"{self.path} is not empty and holds no {FILE}: choose another place with --out")
 
     def join(self, plan: Plan, command: str) -> None:
         """Make the plan part of this directory's; one of which nothing was done yet is replaced."""
         self.check(plan)
-        mine, there = to_record(plan, [command]), self.plan_record()
+        mine, there = PlanRecord.of(plan, [command]), self.plan_record()
         if there is not None and self.records():
+            grown = {"groups": there.groups | mine.groups, "runs": max(there.runs, mine.runs)}
             commands = list(dict.fromkeys([*there.commands, command]))
-            mine = mine.model_copy(
-                update={
-                    "groups": there.groups | mine.groups,
-                    "runs": max(there.runs, mine.runs),
-                    "commands": commands,
-                }
-            )
+            mine = mine.model_copy(update={**grown, "commands": commands})
         if mine != there:
             self.append(mine)
 
@@ -96,7 +91,7 @@ class Store:
                 f"there are no results in {self.path}: `dropmax reproduce mnist-1k --out {self.path}` makes some"
             )
         try:
-            return to_plan(found)
+            return found.plan()
         except DropMaxError as error:
             raise RunError(f"{self.file}: the plan cannot be used: {error}") from error
 
@@ -119,17 +114,12 @@ class Store:
 
     def match(self, job: Job, record: RunRecord) -> RunRecord:
         """Return the record if it belongs to the job; raise where the name agrees and the settings do not."""
-        differs = difference(normal(job.recipe.to_dict()), normal(record.recipe))
-        if differs is not None:
-            raise RunError(
-                f"{self.file}: {job.id} was made with another recipe ({differs}): add --repair to do the run again"
-            )
         # The winning point is taken from results: it must be the one that was asked for, not what a file makes of it.
-        differs = difference(json.loads(json.dumps(job.point)), record.point, "point")
-        if differs is not None:
-            raise RunError(
-                f"{self.file}: {job.id} is that of another grid point ({differs}): add --repair to do the run again"
-            )
+        point = difference(json.loads(json.dumps(job.point)), record.point, "point")
+        recipe = difference(normal(job.recipe.to_dict()), normal(record.recipe))
+        if recipe or point:
+            why = f"was made with another recipe ({recipe})" if recipe else f"is that of another grid point ({point})"
+            raise RunError(f"{self.file}: {job.id} {why}: add --repair to do the run again")
         return record
 
     def append(self, record: Record) -> None:
@@ -157,14 +147,13 @@ class Store:
         """Move lines that cannot be read to ``results.jsonl.damaged``, so that their runs are done again."""
         if not self.file.exists():
             return
-        lines = self.file.read_bytes().splitlines()
-        good = [line for line in lines if _is_whole(line)]
+        lines = self.file.read_bytes().splitlines(keepends=True)
         bad = [line for line in lines if not _is_whole(line)]
         if bad:
             damaged = self.file.with_name(f"{FILE}.damaged")
-            before = damaged.read_bytes().splitlines() if damaged.exists() else []
-            write_atomically(damaged, b"".join(line + b"\n" for line in [*before, *bad]))
-            write_atomically(self.file, b"".join(line + b"\n" for line in good))
+            before = damaged.read_bytes() if damaged.exists() else b""
+            write_atomically(damaged, before + b"".join(line.rstrip(b"\n") + b"\n" for line in bad))
+            write_atomically(self.file, b"".join(line for line in lines if _is_whole(line)))
 
     def _read(self) -> list[PlanRecord | RunRecord]:
         try:
@@ -178,7 +167,7 @@ class Store:
             warnings.warn(f"{self.file}: ignored the last line, which was not written to its end", stacklevel=3)
         found: list[PlanRecord | RunRecord] = []
         try:
-            found.extend(_parse(line) for line in content[:end].splitlines())
+            found.extend(parse(line) for line in content[:end].splitlines())
         except ValueError as error:
             raise RunError(
                 f"{self.file}, line {len(found) + 1}, is damaged ({error}): add --repair to set it aside and do the "
@@ -196,13 +185,8 @@ class Store:
         """Return where the run directory of a finished job is kept, with ``--keep-runs``."""
         return self.path / "models" / job.id.replace("/", "-")
 
-    def finish(self, job: Job, record: RunRecord, *, keep_run: bool = False) -> None:
-        """Write the record of a job; then its run directory is kept under ``models/``, or deleted."""
-        self.append(record)
-        self.tidy(job, keep_run=keep_run)
-
     def tidy(self, job: Job, *, keep_run: bool = False) -> None:
-        """Clear up after a job whose record is written, also where a process was killed before it could."""
+        """Keep or delete the run directory of a job whose record is written, also by a process that was killed."""
         work, model = self.work(job), self.model(job)
         if keep_run and work.exists():
             try:
@@ -228,20 +212,9 @@ class Store:
             raise CannotWrite(f"cannot write in {self.path}: {error.strerror or error}") from error
 
 
-def _parse(line: bytes) -> PlanRecord | RunRecord:
-    """Return what a line holds; a ValueError says in a few words what is wrong with it."""
-    found = parse_json(line.decode())
-    kind = PlanRecord if isinstance(found, dict) and found.get("kind") == "plan" else RunRecord
-    try:
-        return kind.model_validate(found)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise ValueError(": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))) from None
-
-
 def _is_whole(line: bytes) -> bool:
     try:
-        _parse(line)
+        parse(line)
     except ValueError:
         return False
     return True

@@ -19,7 +19,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -27,13 +27,13 @@ from typing import Any
 
 from dropmax.errors import InvalidType, InvalidValue, unknown
 from dropmax.imports import locate
-from dropmax.lab.experiments.columns import check_code, column_name, place, recipe_is_file, resolve
+from dropmax.lab.experiments.columns import check_code, column_name, place, resolve
 from dropmax.lab.experiments.plan import Group, Plan, check_sizes, grid_points, shortened
-from dropmax.workbench.recipes import parse_toml
+from dropmax.workbench.recipes import Recipe, parse_toml
 
 __all__ = ["plan_study", "study_names"]
 
-_BASE_KEYS = ("data", "recipe", "runs", "overrides")
+_FILES = resources.files(__package__).joinpath("studies")
 
 
 def study_names() -> list[str]:
@@ -42,8 +42,7 @@ def study_names() -> list[str]:
     >>> "mnist-1k-ablation" in study_names()
     True
     """
-    files = resources.files(__package__).joinpath("studies").iterdir()
-    return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+    return sorted(file.name.removesuffix(".toml") for file in _FILES.iterdir() if file.name.endswith(".toml"))
 
 
 def plan_study(
@@ -65,45 +64,72 @@ def plan_study(
     >>> [group.variant for group in plan.groups][:3]
     ['dropmax', 'no-kl', 'no-entropy']
     """
-    source, folder, tables = _read(study)
-    for table in tables:
-        if table not in ("base", "variants"):
-            raise InvalidValue(f"{source}: {unknown('table', table, ('base', 'variants'))}")
-    base = _table(tables.get("base"), f"{source}: [base]")
-    for key in base:
-        if key not in _BASE_KEYS:
-            raise InvalidValue(f"{source}: {unknown('key of [base]', key, _BASE_KEYS)}")
-    variants = _table(tables.get("variants"), f"{source}: [variants]")
+    source, folder, base, variants = _read(study)
     count = runs if runs is not None else base.get("runs", 5)
     if not isinstance(count, int):
         raise InvalidType(f"{source}: base.runs must be a whole number, got {count!r}")
     check_sizes(count, schedule_scale, train_size)
-    common = flattened(_table(base.get("overrides", {}), f"{source}: base.overrides"))
-    if recipe is not None and recipe_is_file(recipe):
+    common, typed = flattened(_table(base.get("overrides", {}), f"{source}: base.overrides")), dict(overrides or {})
+    if recipe is not None and recipe.endswith(".toml"):
         recipe = str(Path(recipe).expanduser().absolute())
-    check_code(dict(overrides or {}), "the command", trust_code=True)  # typing it counts as trust
-    shared = _Shared(source, folder, common, dict(overrides or {}), schedule_scale, train_size, trust_code)
-    groups = []
-    for name, is_typed in _columns(source, base, data):
+    check_code(typed, "the command", trust_code=True)  # typing it counts as trust
+    columns = _columns(source, base, data)
+    for name in columns:
         if name is not None:
-            check_code({"data.name": name}, source, trust_code or is_typed)
-        for variant, values in variants.items():
-            groups.append(_group(shared, name, variant, values, recipe or base.get("recipe")))
-    return Plan(tuple(groups), count, schedule_scale, train_size, shared.overrides, is_study=True)
+            check_code({"data.name": name}, source, trust_code or bool(data))
+
+    def change(found: Recipe, values: Mapping[str, Any]) -> Recipe:
+        return shortened(found.override({**values, **typed}), schedule_scale, train_size)
+
+    rows = [_Row(source, folder, variant, values, common, trust_code) for variant, values in variants.items()]
+    groups = [row.group(name, recipe or base.get("recipe"), typed, change) for name in columns for row in rows]
+    return Plan(tuple(groups), count, schedule_scale, train_size, typed, is_study=True)
 
 
-def _columns(source: str, base: Mapping[str, Any], data: Sequence[str] | None) -> list[tuple[str | None, bool]]:
-    """Return the data of the columns, each with whether it was typed; None where a recipe file names the data."""
+def _read(study: str | Path) -> tuple[str, Path, Mapping[str, Any], Mapping[str, Any]]:
+    """Return how to call a study in errors, the folder its paths begin at, and its two tables."""
+    path = Path(study)
+    try:
+        if path.suffix == ".toml":
+            source, folder, text = str(path), path.parent, path.read_text(encoding="utf-8")
+        elif str(study) in study_names():
+            source, folder = f"{study}.toml", Path()
+            text = _FILES.joinpath(source).read_text(encoding="utf-8")
+        else:
+            raise InvalidValue(unknown("study", str(study), study_names(), "or give a .toml file"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidValue(f"cannot read the study {study}: {getattr(error, 'strerror', None) or error}") from error
+    tables = parse_toml(text, source)
+    _check_keys(source, "table", tables, ("base", "variants"))
+    base, variants = (_table(tables.get(name) or None, f"{source}: [{name}]") for name in ("base", "variants"))
+    _check_keys(source, "key of [base]", base, ("data", "recipe", "runs", "overrides"))
+    return source, folder, base, variants
+
+
+def _check_keys(source: str, what: str, table: Mapping[str, Any], valid: tuple[str, ...]) -> None:
+    for key in table:
+        if key not in valid:
+            raise InvalidValue(f"{source}: {unknown(what, key, valid)}")
+
+
+def _table(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InvalidValue(f"{where} must be a table with something in it, got {value!r}")
+    return value
+
+
+def _columns(source: str, base: Mapping[str, Any], data: Sequence[str] | None) -> Sequence[str | None]:
+    """Return the data of the columns; None where a recipe file names it."""
     if data:
-        return [(place(name, None), True) for name in data]
+        return [place(name) for name in data]
     names = [base["data"]] if isinstance(base.get("data"), str) else base.get("data")
     if names is None and str(base.get("recipe", "")).endswith(".toml"):
-        return [(None, False)]
+        return [None]
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise InvalidValue(
             f'{source}: [base] needs data, such as data = "mnist-1k", a file of yours or a list, or a recipe file'
         )
-    return [(name, False) for name in names]
+    return names
 
 
 def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -119,54 +145,50 @@ def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _Shared:
-    """What all variants of a study have in common."""
+class _Row:
+    """A variant of a study."""
 
     source: str
     folder: Path
+    variant: str
+    values: Any
     common: dict[str, Any]
-    overrides: dict[str, Any]
-    schedule_scale: float
-    train_size: int
     trust_code: bool
 
-
-def _group(shared: _Shared, data: str | None, variant: str, values: Any, recipe: str | None) -> Group:
-    where = f"{shared.source}: [variants.{variant}]"
-    if not re.fullmatch(r"[\w.+-]+", variant):
-        raise InvalidValue(
-            f"{shared.source}: a variant is called {variant!r}: directories bear its name, so use letters, digits and "
-            ". + - _ only"
-        )
-    own = dict(_table(values, where))
-    grid = _grid(own.pop("grid", {}), where)
-    recipe = own.pop("recipe", recipe)
-    changes = {**shared.common, **flattened(own)}
-    check_code({**changes, **grid}, where, shared.trust_code)
-    try:
-        recipe_name, found = resolve(data, recipe, shared.folder)
-        if recipe_is_file(recipe):
-            names = {
-                "data.name": found.data.name,
-                "network.name": found.network["name"],
-                "head.name": found.head["name"],
-            }
-            check_code(dict(names), f"{where}: {recipe}", shared.trust_code)
-        planned = found.data.name
-        if isinstance(changes.get("data.name"), str):
-            changes["data.name"] = place(changes["data.name"], shared.folder)
-        for key in ("network.name", "head.name"):
-            if isinstance(changes.get(key), str):
-                changes[key] = locate(changes[key], shared.folder)
-        changed = shortened(found.override({**changes, **shared.overrides}), shared.schedule_scale, shared.train_size)
-        points = grid_points({key: choices for key, choices in grid.items() if key not in shared.overrides})
-        for point in points:
-            changed.override(point)
-    except (InvalidValue, InvalidType) as error:
-        raise type(error)(f"{where}: {error}") from error
-    if changed.data.name != planned:  # a recipe that was written for other data
-        recipe_name = f"{column_name(planned)}.{recipe_name}"
-    return Group(column_name(changed.data.name), recipe_name, variant, changed.findable(), points)
+    def group(
+        self, data: str | None, recipe: str | None, fixed: Mapping[str, Any], change: Callable[..., Recipe]
+    ) -> Group:
+        """Return its cell on some data; ``change`` applies overrides to a recipe, and ``fixed`` ones are not tuned."""
+        where = f"{self.source}: [variants.{self.variant}]"
+        if not re.fullmatch(r"[\w.+-]+", self.variant):
+            raise InvalidValue(
+                f"{self.source}: a variant is called {self.variant!r}: directories bear its name, so use letters, "
+                "digits and . + - _ only"
+            )
+        own = dict(_table(self.values, where))
+        grid = _grid(own.pop("grid", {}), where)
+        recipe = own.pop("recipe", recipe)
+        values = {**self.common, **flattened(own)}
+        check_code({**values, **grid}, where, self.trust_code)
+        try:
+            name, found = resolve(data, recipe, self.folder)
+            if recipe is not None and recipe.endswith(".toml"):
+                named = {f"{key}.name": getattr(found, key)["name"] for key in ("network", "head")}
+                check_code({"data.name": found.data.name, **named}, f"{where}: {recipe}", self.trust_code)
+            if isinstance(values.get("data.name"), str):
+                values["data.name"] = place(values["data.name"], self.folder)
+            for key in ("network.name", "head.name"):
+                if isinstance(values.get(key), str):
+                    values[key] = locate(values[key], self.folder)
+            changed = change(found, values)
+            points = grid_points({key: choices for key, choices in grid.items() if key not in fixed})
+            for point in points:
+                changed.override(point)
+        except (InvalidValue, InvalidType) as error:
+            raise type(error)(f"{where}: {error}") from error
+        if changed.data.name != found.data.name:  # a recipe that was written for other data
+            name = f"{column_name(found.data.name)}.{name}"
+        return Group(column_name(changed.data.name), name, self.variant, changed.findable(), points)
 
 
 def _grid(values: Any, where: str) -> dict[str, list[Any]]:
@@ -177,25 +199,3 @@ def _grid(values: Any, where: str) -> dict[str, list[Any]]:
         if key == "data.name":
             raise InvalidValue(f"{where}: grid: data.name cannot be tuned; list the data under [base]")
     return grid
-
-
-def _table(value: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping) or (not value and where.endswith(("[base]", "[variants]"))):
-        raise InvalidValue(f"{where} must be a table with something in it, got {value!r}")
-    return value
-
-
-def _read(study: str | Path) -> tuple[str, Path, dict[str, Any]]:
-    """Return how to call a study in errors, the folder its paths begin at, and its tables."""
-    path = Path(study)
-    try:
-        if path.suffix == ".toml":
-            source, folder, text = str(path), path.parent, path.read_text(encoding="utf-8")
-        elif str(study) in study_names():
-            source, folder = f"{study}.toml", Path()
-            text = resources.files(__package__).joinpath("studies").joinpath(source).read_text(encoding="utf-8")
-        else:
-            raise InvalidValue(unknown("study", str(study), study_names(), "or give a .toml file"))
-        return source, folder, parse_toml(text, source)
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidValue(f"cannot read the study {study}: {getattr(error, 'strerror', None) or error}") from error

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dropmax.errors import InvalidValue, did_you_mean
+from dropmax.errors import check_choice
 from dropmax.lab.experiments.paper import COLUMNS, PAPER, ROWS, WHY_NOT
 from dropmax.lab.experiments.plan import TUNING_SEED, Group, Plan
 from dropmax.lab.experiments.records import RunRecord
@@ -26,25 +26,20 @@ class Metric:
     digits: int = 4
 
 
-def _metrics() -> dict[str, Metric]:
-    plain = {
-        "error": Metric("test error (%)", 100.0, 2),
-        "nll": Metric("test negative log-likelihood (nats)"),
-        "ece": Metric("test expected calibration error (%, 15 bins)", 100.0, 2),
-        "brier": Metric("test Brier score"),
-        "aurc": Metric("test area under the risk-coverage curve (%)", 100.0, 3),
-    }
-    scaled = {
-        f"{name}_scaled": replace(metric, title=f"{metric.title}, with a fitted temperature")
-        for name, metric in plain.items()
-    }
-    return plain | scaled | {"set_size": Metric("mean size of test prediction sets of 95 %", 1.0, 2)}
-
-
+_PLAIN = {
+    "error": Metric("test error (%)", 100.0, 2),
+    "nll": Metric("test negative log-likelihood (nats)"),
+    "ece": Metric("test expected calibration error (%, 15 bins)", 100.0, 2),
+    "brier": Metric("test Brier score"),
+    "aurc": Metric("test area under the risk-coverage curve (%)", 100.0, 3),
+}
 #: Every metric a table can be made of. Those that end in ``_scaled`` are measured after fitting one temperature on the
 #: held-out rows.
-METRICS: dict[str, Metric] = _metrics()
-
+METRICS: dict[str, Metric] = {
+    **_PLAIN,
+    **{f"{name}_scaled": replace(m, title=f"{m.title}, with a fitted temperature") for name, m in _PLAIN.items()},
+    "set_size": Metric("mean size of test prediction sets of 95 %", 1.0, 2),
+}
 #: The metrics of ``tables.md``.
 DEFAULT_METRICS = ("error", "nll", "ece")
 
@@ -112,27 +107,25 @@ def make_table(store: Store, metric: str = "error", *, mode: str = "mean") -> Ta
     >>> table.cells["dropmax", "mnist-1k"].note, table.cells["dropmax", "awa"].note
     ('not run yet', 'images no longer distributed')
     """
-    if metric not in METRICS:
-        raise InvalidValue(
-            f"unknown metric {metric!r}:{did_you_mean(metric, METRICS)} The metrics are {', '.join(METRICS)}"
-        )
+    check_choice("metric", metric, METRICS)
     plan, results = store.plan(), store.runs()
     by_group: dict[str, list[RunRecord]] = {}
-    for result in results:
+    for result in sorted(results, key=lambda result: result.seed):
         by_group.setdefault(result.group, []).append(result)
     planned = {(group.variant, group.data): group for group in plan.groups}
     rows, columns = _rows(plan), _columns(plan)
     cells: dict[tuple[str, str], Cell] = {}
     for column in columns:
+        here = {}
         for variant in rows:
             group = planned.get((variant, column.data))
-            found = [] if group is None else by_group.get(group.key, [])
             paper = None if plan.is_study or metric != "error" else _papers(variant, column.data, group)
             if group is None:
-                cells[variant, column.data] = Cell(note=WHY_NOT.get(column.data, "not run"), paper=paper)
+                cell = Cell(note=WHY_NOT.get(column.data, "not run"))
             else:
-                cells[variant, column.data] = replace(_cell(found, metric, mode, plan.runs), paper=paper)
-        cells |= compared({key: cell for key, cell in cells.items() if key[1] == column.data})
+                cell = _cell(by_group.get(group.key, []), metric, mode, plan.runs)
+            here[variant, column.data] = replace(cell, paper=paper)
+        cells |= compared(here)
     title = f"{_kind(plan)}: {METRICS[metric].title}, mode {mode}"
     commands = getattr(store.plan_record(), "commands", [])
     return Table(title, metric, columns, rows, cells, _notes(plan, metric), _provenance(commands, results))
@@ -145,11 +138,18 @@ def _kind(plan: Plan) -> str:
 
 
 def _cell(found: list[RunRecord], metric: str, mode: str, planned: int) -> Cell:
-    factor = METRICS[metric].factor
-    measured = {r.seed: r.test[mode] for r in sorted(found, key=lambda r: r.seed) if mode in r.test}
-    values = {seed: factor * numbers[metric] for seed, numbers in measured.items() if metric in numbers}
+    """Return the numbers of some runs, and a note where there are none or fewer than planned."""
+    measured = {result.seed: result.test[mode] for result in found if mode in result.test}
+    values = {seed: METRICS[metric].factor * m[metric] for seed, m in measured.items() if metric in m}
     failed = [result.reason for result in found if result.status == "failed"]
-    note = "not measured" if measured and not values else _note(len(values), failed, planned)
+    if len(values) == planned:
+        note = ""
+    elif values:
+        note = f"{len(values)} of {planned} runs" + (f", {len(failed)} failed" if failed else "")
+    elif measured:
+        note = "not measured"
+    else:
+        note = f"failed: {failed[0]}" if failed else "not run yet"
     return Cell(values, note)
 
 
@@ -159,27 +159,19 @@ def _papers(variant: str, data: str, group: Group | None) -> tuple[float, float]
     return None if changed else PAPER.get(variant, {}).get(data)
 
 
-def _note(done: int, failed: list[str], planned: int) -> str:
-    if done == planned:
-        return ""
-    if not done:
-        return f"failed: {failed[0]}" if failed else "not run yet"
-    return f"{done} of {planned} runs" + (f", {len(failed)} failed" if failed else "")
-
-
 def compared(column: dict[tuple[str, str], Cell]) -> dict[tuple[str, str], Cell]:
     """Mark the best of a column, and the rows a paired test cannot tell from it."""
-    with_numbers = {key: cell for key, cell in column.items() if cell.mean is not None}
-    if not with_numbers:
+    means = {key: cell.mean for key, cell in column.items() if cell.mean is not None}
+    if not means:
         return column
-    best = min(with_numbers, key=lambda key: with_numbers[key].mean or 0.0)
+    best = min(means, key=means.__getitem__)
     marked = column | {best: replace(column[best], best=True)}
     p_values = {}
-    for key, cell in with_numbers.items():
-        seeds = sorted(set(cell.values) & set(column[best].values))
+    for key in means:
+        values, others = column[key].values, column[best].values
+        seeds = sorted(set(values) & set(others))
         if key != best and len(seeds) > 1:
-            pair = [cell.values[seed] for seed in seeds], [column[best].values[seed] for seed in seeds]
-            p_values[key] = paired_difference(*pair).p_value
+            p_values[key] = paired_difference([values[s] for s in seeds], [others[s] for s in seeds]).p_value
     for key, corrected in zip(p_values, holm(list(p_values.values())), strict=True):
         marked[key] = replace(column[key], p_value=corrected, tied=corrected > LEVEL)
     return marked
@@ -187,72 +179,55 @@ def compared(column: dict[tuple[str, str], Cell]) -> dict[tuple[str, str], Cell]
 
 def _rows(plan: Plan) -> dict[str, str]:
     """Return the names to show: the paper's eight where one of its columns was asked for, then the others."""
-    asked = {group.variant: group.variant for group in plan.groups}
-    if plan.is_study:
-        return asked
-    if _kind(plan) == "Table 1":
-        return dict(ROWS) | {variant: variant for variant in asked if variant not in ROWS}
-    return {variant: ROWS.get(variant, variant) for variant in asked}
+    asked = [group.variant for group in plan.groups]
+    names = {} if plan.is_study else ROWS
+    return {variant: names.get(variant, variant) for variant in [*(ROWS if _kind(plan) == "Table 1" else ()), *asked]}
 
 
 def _columns(plan: Plan) -> tuple[Column, ...]:
     recipes = {group.data: group.recipe_name for group in plan.groups}
-    names = list(recipes)
-    if _kind(plan) == "Table 1":
-        names = [*COLUMNS, *(data for data in recipes if data not in COLUMNS)]
-    shortened = []
-    if plan.schedule_scale != 1:
-        shortened.append(f"schedule x{plan.schedule_scale:g}")
-    if plan.train_size:
-        shortened.append(f"{plan.train_size:,} training examples")
-    return tuple(
-        Column(name, COLUMNS.get(name, name), ", ".join([recipes[name], *shortened]) if name in recipes else "")
-        for name in names
-    )
+    names = dict.fromkeys([*(COLUMNS if _kind(plan) == "Table 1" else ()), *recipes])
+    shortened = [f"schedule x{plan.schedule_scale:g}"] if plan.schedule_scale != 1 else []
+    shortened += [f"{plan.train_size:,} training examples"] if plan.train_size else []
+    stamps = {data: ", ".join([recipe, *shortened]) for data, recipe in recipes.items()}
+    return tuple(Column(name, COLUMNS.get(name, name), stamps.get(name, "")) for name in names)
 
 
 def _notes(plan: Plan, metric: str) -> tuple[str, ...]:
-    notes = [f"Mean and 95 % t-interval over {plan.runs} run{'s' if plan.runs > 1 else ''}."]
-    if metric == "error" and _kind(plan) == "Table 1":
-        notes.append("In brackets: the paper's numbers.")
-    notes.append(
-        "Bold: the lowest mean of a column. †: not significantly different from it (paired t test over the seeds, "
-        f"p > {LEVEL:g} after Holm's correction for the comparisons with the best in that column)."
-    )
-    notes.append(_tuning(plan))
     recipes = dict.fromkeys(f"{group.data} {group.recipe_name}" for group in plan.groups)
-    notes.append(f"Recipes: {', '.join(recipes)}.")
-    if plan.schedule_scale != 1:
-        notes.append(f"Shortened: {plan.schedule_scale:g} times the recipe's epochs.")
-    if plan.train_size:
-        notes.append(f"Reduced: {plan.train_size:,} training examples.")
-    if plan.overrides:
-        notes.append("Changed: " + ", ".join(f"{name} = {value}" for name, value in plan.overrides.items()) + ".")
-    if any(group.data == "awa2" for group in plan.groups):
-        notes.append("AWA2 is not AWA, whose images were withdrawn: its numbers are not comparable with the paper's.")
-    if metric.startswith("nll"):
-        notes.append("A label of probability zero, which sparsemax gives, is charged 87.3 nats.")
-    return tuple(notes)
-
-
-def _tuning(plan: Plan) -> str:
+    changed = ", ".join(f"{name} = {value}" for name, value in plan.overrides.items())
+    counts = " and ".join(map(str, sorted({len(group.points) for group in plan.groups})))
+    tuned = f"Each row tuned over {counts} grid points on the hold-out set, seed {TUNING_SEED}."
     if plan.tuned_on:
-        return f"Every row at the grid point that won on the hold-out set of {plan.tuned_on}."
-    counts = sorted({len(group.points) for group in plan.groups})
-    if counts == [0]:
-        return "Not tuned: the recipes' values."
-    return f"Each row tuned over {' and '.join(map(str, counts))} grid points on the hold-out set, seed {TUNING_SEED}."
+        tuned = f"Every row at the grid point that won on the hold-out set of {plan.tuned_on}."
+    elif counts == "0":
+        tuned = "Not tuned: the recipes' values."
+    notes = {
+        f"Mean and 95 % t-interval over {plan.runs} run{'s' if plan.runs > 1 else ''}.": True,
+        "In brackets: the paper's numbers.": metric == "error" and _kind(plan) == "Table 1",
+        "Bold: the lowest mean of a column. †: not significantly different from it (paired t test over the seeds, "
+        f"p > {LEVEL:g} after Holm's correction for the comparisons with the best in that column).": True,
+        tuned: True,
+        f"Recipes: {', '.join(recipes)}.": True,
+        f"Shortened: {plan.schedule_scale:g} times the recipe's epochs.": plan.schedule_scale != 1,
+        f"Reduced: {plan.train_size:,} training examples.": plan.train_size,
+        f"Changed: {changed}.": changed,
+        "AWA2 is not AWA, whose images were withdrawn: its numbers are not comparable with the paper's.": any(
+            group.data == "awa2" for group in plan.groups
+        ),
+        "A label of probability zero, which sparsemax gives, is charged 87.3 nats.": metric.startswith("nll"),
+    }
+    return tuple(note for note, applies in notes.items() if applies)
 
 
 def _provenance(commands: list[str], results: list[RunRecord]) -> dict[str, Any]:
     """Say where the numbers come from; the same results give the same words."""
     origins = [result.provenance for result in results if result.provenance.versions]
-    versions = dict.fromkeys(", ".join(f"{k} {v}" for k, v in origin.versions.items()) for origin in origins)
     return {
         "command": commands,
         "commit": sorted({origin.commit or "unknown" for origin in origins}),
         "seeds": sorted({result.seed for result in results}),
-        "versions": sorted(versions),
+        "versions": sorted({", ".join(f"{k} {v}" for k, v in origin.versions.items()) for origin in origins}),
         "machine": sorted({f"{origin.machine.processor}, {origin.machine.cores} cores" for origin in origins}),
     }
 
@@ -271,10 +246,7 @@ def write_tables(store: Store, metrics: Sequence[str] = DEFAULT_METRICS, formats
     from dropmax.lab.results import to_csv
 
     for name in formats:
-        if name not in FORMATS:
-            raise InvalidValue(
-                f"unknown format {name!r}:{did_you_mean(name, FORMATS)} The formats are {', '.join(FORMATS)}"
-            )
+        check_choice("format", name, FORMATS)
     tables = [make_table(store, metric) for metric in metrics]
     pages = {f"tables.{name}": FORMATS[name](tables) for name in formats}
     pages["runs.csv"] = to_csv([*store.runs("tune"), *store.runs()])
