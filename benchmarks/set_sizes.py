@@ -29,7 +29,7 @@ from dropmax import metrics
 from dropmax.calibration import apply_temperature, fit_temperature
 from dropmax.outside import SCORES
 from dropmax.sets import PredictionSets
-from dropmax.workbench.data.npz import outside_rows, read_npz_rows
+from dropmax.workbench.data.npz import read_npz_rows
 from dropmax.workbench.provenance import provenance
 from dropmax.workbench.training import TrainedModel, load_data, load_model
 
@@ -79,11 +79,10 @@ def set_sizes(probs: Tensor, labels: Tensor, method: str, seed: int) -> list[dic
 def outside(trained: TrainedModel, inside: Tensor) -> dict[str, dict[str, float]]:
     """Return AUROC and FPR at 95 % of each score against the outside rows of the data; nothing where it has none."""
     file = Path(trained.recipe.data.name)
-    rows = outside_rows(file) if file.suffix == ".npz" else None
-    if rows is None:
+    rows = read_npz_rows(file, labelled=False) if file.suffix == ".npz" else None
+    if rows is None or not len(rows.outside):
         return {}
-    values, *_ = read_npz_rows(file, labelled=False)
-    unlike = trained.model.net(trained.prepare(torch.from_numpy(values[rows])))
+    unlike = trained.model.net(trained.prepare(torch.from_numpy(rows.values[rows.outside])))
     head, found = trained.model.head, {}
     for kind in SCORES:
         if head.masked or kind != "information":

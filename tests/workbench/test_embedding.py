@@ -15,7 +15,7 @@ from PIL import Image
 from dropmax.errors import DataError, DropMaxError, InvalidType, InvalidValue
 from dropmax.workbench import embedding
 from dropmax.workbench.backbones import Backbone, Origin, load_backbone
-from dropmax.workbench.data.texts import read_texts
+from dropmax.workbench.data.tables import read_texts
 from dropmax.workbench.embedding import embed, find_source
 
 IMAGES = Origin("means", "images", "tests", "1", "00", "none")
@@ -158,9 +158,9 @@ def test_parquet_texts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("text,label\n", "no texts"),
+        ("text,label\n", "has a header and no rows"),
         ("", "is empty"),
-        ("txt,label\na,b\n", "no column 'text' for the text: did you mean 'txt'"),
+        ("txt,label\na,b\n", "no column 'text' for the texts: did you mean 'txt'"),
         ("text,text,label\na,b,c\n", "has the column 'text' twice"),
         ("text,label\na,b,c\n", "line 2: 3 cells, but the header has 2"),
         ("text,label\na,\n", "row 1: the label in column 'label' is empty"),

@@ -16,7 +16,7 @@ from dropmax.lab.experiments import plan_study
 from dropmax.lab.experiments.plan import grid_points
 from dropmax.workbench.data import load
 from dropmax.workbench.data.images import decode
-from dropmax.workbench.data.tables import read_csv, read_features
+from dropmax.workbench.data.tables import read_rows, read_table
 from dropmax.workbench.recipes import load_recipe, parse_toml
 from dropmax.workbench.terminal import printable
 from dropmax.workbench.training import RunDirectory
@@ -26,10 +26,10 @@ from tests.slow import malformed, malformed_runs
 def test_one_long_cell_does_not_decide_the_memory_of_a_table(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("x,y,label\n" + "1,2,a\n" * 3000 + f"0.{'1' * 100_000},2,b\n")
-    assert read_csv(path).train.inputs.shape == (3001, 2)
+    assert read_table(path).train.inputs.shape == (3001, 2)
     path.write_text("x,y,label\n1,2,a\n" + f"1,2,{'b' * 300}\n")
     with pytest.raises(DataError, match="line 3: a label has 300 characters"):
-        read_csv(path)
+        read_table(path)
 
 
 @pytest.mark.parametrize("packing", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
@@ -87,7 +87,7 @@ def test_parquet_tables_are_looked_over_before_they_are_read(tmp_path: Path) -> 
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"length": np.zeros(9_000_000), "label": np.zeros(9_000_000, np.int8)}), path)
     with pytest.raises(DataError, match="would take 144 MB"):
-        read_features(path)
+        read_rows(path)
     for names in (["cat", "dog"], [3, 4]):  # a dictionary, as pandas writes categories
         column = pa.array([names[k % 2] for k in range(20)]).dictionary_encode()
         pq.write_table(pa.table({"length": np.arange(20.0), "label": column}), path)

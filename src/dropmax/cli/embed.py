@@ -29,7 +29,7 @@ def embed(
     ],
     out: Annotated[Path, typer.Option(help="The .npz file to write; it must not exist.")],
     text: Annotated[str | None, typer.Option(help="Column of texts.", show_default=False)] = None,
-    label: Annotated[str, typer.Option(help="Column of labels.")] = "label",
+    label: Annotated[str, typer.Option("--label", "--label-column", help="Column of labels.")] = "label",
     id_column: Annotated[str | None, typer.Option(help="Column that names the rows.", show_default=False)] = None,
     split_column: Annotated[
         str | None, typer.Option(help="Column of train, validation or test.", show_default=False)

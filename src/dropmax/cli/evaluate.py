@@ -147,7 +147,7 @@ def read_new(
         return known.test
     columns: dict[str, Any] = {"label_column": label_column, "id_column": id_column}
     expected = dataclasses.replace(expected, **{key: value for key, value in columns.items() if value})
-    part, _ = read_labelled(Path(new).expanduser(), expected, tell)
+    part = read_labelled(Path(new).expanduser(), expected, tell)
     inputs, crop = torch.from_numpy(part.inputs), None
     if trained.is_images and inputs.shape[-1] != trained.input_shape[-1]:
         crop = trained.input_shape[-1]
@@ -188,14 +188,9 @@ def _sets(outputs: Outputs, classes: Sequence[str]) -> list[dict[str, Any]]:
 
 def _read_outside(trained: TrainedModel, path: Path) -> Tensor:
     """Read inputs that belong to no class."""
-    import torch
+    from dropmax.workbench.data.unlabelled import read_outside
 
-    from dropmax.workbench.data.npz import outside_rows
-    from dropmax.workbench.data.unlabelled import find_inputs, read_inputs
-
-    inputs = torch.cat([rows for _, rows in read_inputs(find_inputs([path.expanduser()]), trained.expected, tell)])
-    rows = outside_rows(path.expanduser()) if path.suffix.lower() == ".npz" else None
-    return inputs if rows is None else inputs[torch.from_numpy(rows)]
+    return read_outside(path.expanduser(), trained.expected, tell)
 
 
 def _outside(trained: TrainedModel, inside: Split, unlike: Tensor) -> list[dict[str, Any]]:

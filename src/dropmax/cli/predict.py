@@ -90,8 +90,7 @@ def predict(
         raise RunError(f"{out} exists: choose another file with --out, or delete it first")
     import torch
 
-    from dropmax.workbench.data.unlabelled import find_inputs, read_inputs
-    from dropmax.workbench.data.unlike import Unlike
+    from dropmax.workbench.data.unlabelled import Unlike, find_inputs, read_inputs
     from dropmax.workbench.progress import progress
     from dropmax.workbench.training import load_model
 

@@ -22,7 +22,7 @@ from dropmax.workbench.backbones import Backbone
 from dropmax.workbench.data.catalogue import cache_directory
 from dropmax.workbench.data.folders import Listing, list_folder
 from dropmax.workbench.data.images import centre_crop, content_key, decode
-from dropmax.workbench.data.texts import TextTable, read_texts
+from dropmax.workbench.data.tables import TextTable, read_texts
 from dropmax.workbench.files import check_place, write_atomically
 from dropmax.workbench.progress import progress
 

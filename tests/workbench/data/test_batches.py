@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -29,14 +31,14 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-@given(st.integers(0, 40), st.integers(1, 15), st.booleans(), st.booleans(), st.integers(0, 9))
-def test_every_example_comes_exactly_once(count: int, size: int, shuffle: bool, drop: bool, seed: int) -> None:
+@given(st.integers(0, 40), st.integers(1, 15), st.booleans(), st.integers(0, 9))
+def test_every_example_comes_exactly_once(count: int, size: int, shuffle: bool, seed: int) -> None:
     split = numbered(count)
-    batches = Batches(split, size, **PLAIN, shuffle=shuffle, generator=generator(seed), drop_last=drop)
+    batches = Batches(split, size, **PLAIN, shuffle=shuffle, generator=generator(seed))
     epoch = pixels(batches)
     assert len(epoch) == len(batches)
     rows = [row for _, labels in epoch for row in labels.tolist()]
-    assert len(set(rows)) == len(rows) == (count - count % size if drop else count)
+    assert len(set(rows)) == len(rows) == count
     assert all(len(labels) == size for _, labels in epoch[:-1])
     if not shuffle:
         assert rows == list(range(len(rows)))
@@ -44,20 +46,14 @@ def test_every_example_comes_exactly_once(count: int, size: int, shuffle: bool, 
         assert torch.equal(images, split.inputs[labels])
 
 
-@given(
-    st.integers(0, 40), st.integers(1, 4), st.integers(1, 4), st.sampled_from(["none", "crop-flip"]), st.booleans(),
-    st.booleans(),
-)  # fmt: skip
-def test_the_ranks_together_are_one_process(
-    count: int, world: int, each: int, augment: str, shuffle: bool, drop: bool
-) -> None:
-    split = numbered(count)
-    settings = {**PLAIN, "augment": augment, "shuffle": shuffle, "drop_last": drop}
-    whole = pixels(Batches(split, each * world, **settings, generator=generator(5)))
-    ranks = [
-        pixels(Batches(split, each * world, **settings, generator=generator(5), rank=rank, world_size=world))
-        for rank in range(world)
-    ]
+@given(st.integers(0, 40), st.integers(1, 4), st.integers(1, 4), st.sampled_from(["none", "crop-flip"]), st.booleans())
+def test_the_ranks_together_are_one_process(count: int, world: int, each: int, augment: str, shuffle: bool) -> None:
+    def batches() -> Batches:
+        draw = generator(5)
+        return Batches(numbered(count), each * world, **PLAIN, augment=augment, shuffle=shuffle, generator=draw)
+
+    whole = pixels(batches())
+    ranks = [pixels(batches().of_rank(rank, world)) for rank in range(world)]
     assert [len(epoch) for epoch in ranks] == [len(whole)] * world
     for number, (images, labels) in enumerate(whole):
         slices = [epoch[number] for epoch in ranks]
@@ -172,10 +168,6 @@ def test_normalise_pixels() -> None:
     [
         ({"augment": "crop-flop"}, "unknown augment 'crop-flop': did you mean 'crop-flip'"),
         ({"batch_size": 0}, "batch_size must be at least 1, not 0"),
-        ({"rank": 2, "world_size": 2}, "rank must be 0 to world_size - 1 = 1, not 2"),
-        ({"world_size": 3}, "batch_size 8 is not a multiple of world_size 3"),
-        ({"world_size": 2, "shuffle": True}, "several ranks need a generator"),
-        ({"world_size": 2, "augment": "crop-flip"}, "several ranks need a generator"),
         ({"augment": "resize-crop-flip"}, "needs images stored larger than their crop"),
         ({"split": Split(torch.zeros(2, 3), torch.arange(2)), "augment": "crop-flip"}, "features take 'none'"),
         ({"std": (0.0, 1.0, 1.0)}, "std must be positive, not 0.0"),
@@ -184,3 +176,17 @@ def test_normalise_pixels() -> None:
 def test_settings_that_make_no_sense(settings: dict[str, object], says: str) -> None:
     with pytest.raises(InvalidValue, match=says):
         Batches(**{"split": numbered(3), "batch_size": 8, **PLAIN, **settings})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "rank", "world_size", "says"),
+    [
+        ({}, 2, 2, "rank must be 0 to world_size - 1 = 1, not 2"),
+        ({}, 0, 3, "batch_size 8 is not a multiple of world_size 3"),
+        ({"shuffle": True}, 0, 2, "several ranks need a generator"),
+        ({"augment": "crop-flip"}, 0, 2, "several ranks need a generator"),
+    ],
+)
+def test_ranks_that_make_no_sense(settings: dict[str, Any], rank: int, world_size: int, says: str) -> None:
+    with pytest.raises(InvalidValue, match=says):
+        Batches(numbered(3), 8, **PLAIN, **settings).of_rank(rank, world_size)

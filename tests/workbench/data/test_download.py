@@ -81,7 +81,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 def item(*urls: str, content: bytes = CONTENT, size: int | None = len(CONTENT)) -> Download:
-    return Download("file.bin", urls, size, "sha256", hashlib.sha256(content).hexdigest())
+    return Download("file.bin", urls, size, f"sha256:{hashlib.sha256(content).hexdigest()}")
 
 
 @pytest.mark.parametrize("size", [None, len(CONTENT)])
@@ -158,9 +158,8 @@ def cifar(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> by
     content = archive_of(made)
     server.files["cifar-10-binary.tar.gz"] = content
     url = server.url("cifar-10-binary.tar.gz")
-    publishers = Download(
-        "cifar-10-binary.tar.gz", (url,), len(content), "md5", hashlib.md5(content, usedforsecurity=False).hexdigest()
-    )
+    digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    publishers = Download("cifar-10-binary.tar.gz", (url,), len(content), f"md5:{digest}")
     monkeypatch.setitem(SOURCES, "cifar-10", replace(SOURCES["cifar-10"], downloads=(publishers,)))
     return content
 
@@ -190,7 +189,7 @@ def test_fetch_mnist_gets_only_what_is_missing(tmp_path: Path, server: Server, m
     entries = SOURCES["mnist"].entries
     server.files.update({name: name.encode() for name in entries})
     downloads = tuple(
-        Download(name, (server.url(name),), None, "sha256", hashlib.sha256(name.encode()).hexdigest())
+        Download(name, (server.url(name),), None, f"sha256:{hashlib.sha256(name.encode()).hexdigest()}")
         for name in entries
     )
     monkeypatch.setitem(SOURCES, "mnist", replace(SOURCES["mnist"], downloads=downloads))

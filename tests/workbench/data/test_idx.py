@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dropmax.errors import DataError
-from dropmax.workbench.data.idx import read_idx
+from dropmax.workbench.data.mnist import read_idx
 from tests.workbench.data.layouts import idx_bytes
 
 IMAGES = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)

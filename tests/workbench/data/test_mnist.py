@@ -14,8 +14,7 @@ import torch
 
 from dropmax.errors import DataError, InvalidValue
 from dropmax.workbench.data import load
-from dropmax.workbench.data.idx import read_idx
-from dropmax.workbench.data.mnist import FILES, choose_embedded, embedded_digits, find_mnist, read_mnist
+from dropmax.workbench.data.mnist import FILES, choose_embedded, embedded_digits, find_mnist, read_idx, read_mnist
 from tests.workbench.data.layouts import idx_bytes
 
 # Printed by tools/make_embedded_mnist.py.

@@ -79,12 +79,7 @@ class Batches:
             Without augmentation such images are cropped at their centre.
         shuffle: whether to go in random order.
         generator: where random numbers come from; the global generator of torch by default.
-        drop_last: whether to leave out a last batch that is not full.
         device: where batches go.
-        rank: which slice of each batch to take. Every rank draws the same order, so their slices together are the
-            batch of a single process, and all ranks get equally many batches; slices of a last batch that is not full
-            differ by at most one row, and can be empty.
-        world_size: how many ranks there are; must divide ``batch_size``.
 
     >>> from dropmax.workbench.data import load
     >>> digits = load("mnist-1k")
@@ -102,42 +97,41 @@ class Batches:
         augment: Augment = "none",
         shuffle: bool = False,
         generator: torch.Generator | None = None,
-        drop_last: bool = False,
         device: torch.device | str = "cpu",
-        rank: int = 0,
-        world_size: int = 1,
     ) -> None:
-        choices = get_args(Augment)
-        check_choice("augment", augment, choices)
+        check_choice("augment", augment, get_args(Augment))
         if batch_size < 1:
             raise InvalidValue(f"batch_size must be at least 1, not {batch_size}")
-        if not 0 <= rank < world_size:
-            raise InvalidValue(f"rank must be 0 to world_size - 1 = {world_size - 1}, not {rank}")
-        if batch_size % world_size:
-            raise InvalidValue(f"batch_size {batch_size} is not a multiple of world_size {world_size}")
         if augment != "none" and not split.is_images:
             raise InvalidValue(f"augment {augment!r} is for images; features take 'none'")
         if augment == "resize-crop-flip" and split.crop is None:
             raise InvalidValue("'resize-crop-flip' needs images stored larger than their crop; use 'crop-flip'")
-        if world_size > 1 and generator is None and (shuffle or augment != "none"):
-            raise InvalidValue("several ranks need a generator, seeded alike on each, to draw the same order")
         if any(not value > 0 for value in std):
             raise InvalidValue(f"std must be positive, not {min(std)}")
-        self.split = split
-        self.batch_size = batch_size
-        self.augment = augment
-        self.shuffle = shuffle
-        self.generator = generator
-        self.drop_last = drop_last
-        self.device = torch.device(device)
-        self.rank = rank
-        self.world_size = world_size
+        self.split, self.batch_size, self.augment = split, batch_size, augment
+        self.shuffle, self.generator, self.device = shuffle, generator, torch.device(device)
+        self.rank, self.world_size = 0, 1
         self._mean = torch.tensor(mean, dtype=torch.float32, device=self.device)
         self._std = torch.tensor(std, dtype=torch.float32, device=self.device)
 
+    def of_rank(self, rank: int, world_size: int) -> Batches:
+        """Take only the slice of each batch that belongs to one of several processes; returns these batches.
+
+        Every rank draws the same order, so the slices of all ranks together are the batch of a single process, and all
+        ranks get equally many batches; slices of a last batch that is not full differ by at most one row, and can be
+        empty. ``world_size`` must divide the batch size.
+        """
+        if not 0 <= rank < world_size:
+            raise InvalidValue(f"rank must be 0 to world_size - 1 = {world_size - 1}, not {rank}")
+        if self.batch_size % world_size:
+            raise InvalidValue(f"batch_size {self.batch_size} is not a multiple of world_size {world_size}")
+        if world_size > 1 and self.generator is None and (self.shuffle or self.augment != "none"):
+            raise InvalidValue("several ranks need a generator, seeded alike on each, to draw the same order")
+        self.rank, self.world_size = rank, world_size
+        return self
+
     def __len__(self) -> int:
-        full, rest = divmod(len(self.split), self.batch_size)
-        return full + (1 if rest and not self.drop_last else 0)
+        return -(-len(self.split) // self.batch_size)
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         count, inputs, labels = len(self.split), self.split.inputs, self.split.labels

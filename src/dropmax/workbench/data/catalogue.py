@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,26 +18,17 @@ __all__ = ["NAMES", "SOURCES", "Download", "Known", "Source", "cache_directory",
 
 @dataclass(frozen=True)
 class Download:
-    """One file of a publisher: its name, addresses to try in turn, size in bytes where known, and digest.
-
-    >>> SOURCES["cifar-10"].downloads[0].file
-    'cifar-10-binary.tar.gz'
-    """
+    """One file of a publisher."""
 
     file: str
-    urls: tuple[str, ...]
-    size: int | None
-    algorithm: str
-    digest: str
+    urls: tuple[str, ...]  #: tried in turn
+    size: int | None  #: in bytes, where known
+    digest: str  #: ``algorithm:hexadecimal``
 
 
 @dataclass(frozen=True)
 class Source:
-    """One publisher's release: the folders it is looked for in, the entries to find there, and its downloads.
-
-    >>> SOURCES["cub"].folders
-    ('CUB_200_2011', '.')
-    """
+    """One publisher's release: the folders it is looked for in, the entries to find there, and its downloads."""
 
     folders: tuple[str, ...]
     entries: tuple[str, ...]
@@ -46,11 +39,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Known:
-    """A data set known by name: its source (None: inside the package), classes and usual split sizes.
-
-    >>> NAMES["mnist-5k"].sizes
-    (5000, 5000, 10000)
-    """
+    """A data set known by name: its source (None: inside the package), classes and usual split sizes."""
 
     source: str | None
     classes: int
@@ -58,84 +47,50 @@ class Known:
     about: str
 
 
-def _mnist(file: str, size: int, digest: str) -> Download:
-    mirrors = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
-    return Download(file, tuple(mirror + file for mirror in mirrors), size, "sha256", digest)
-
-
-_CIFAR = "https://www.cs.toronto.edu/~kriz/"
+_MNIST = {
+    "train-images-idx3-ubyte.gz": (9_912_422, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
+    "train-labels-idx1-ubyte.gz": (28_881, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
+    "t10k-images-idx3-ubyte.gz": (1_648_877, "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
+    "t10k-labels-idx1-ubyte.gz": (4_542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
+}
+_MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
+_CUB = "https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz?download=1"
+_BATCHES = tuple(f"data_batch_{n}.bin" for n in range(1, 6))
 _GIGABYTE = 10**9
+
+
+def _cifar(file: str, size: int, digest: str) -> tuple[Download]:
+    return (Download(file, (f"https://www.cs.toronto.edu/~kriz/{file}",), size, f"md5:{digest}"),)
+
 
 SOURCES: dict[str, Source] = {
     "mnist": Source(
         ("mnist", "MNIST/raw", "."),
-        tuple(f"{part}-idx{dimensions}-ubyte.gz" for part, dimensions in MNIST_FILES.items()),
-        (
-            _mnist(
-                "train-images-idx3-ubyte.gz",
-                9_912_422,
-                "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-            ),
-            _mnist(
-                "train-labels-idx1-ubyte.gz",
-                28_881,
-                "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-            ),
-            _mnist(
-                "t10k-images-idx3-ubyte.gz",
-                1_648_877,
-                "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-            ),
-            _mnist(
-                "t10k-labels-idx1-ubyte.gz",
-                4_542,
-                "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-            ),
+        tuple(_MNIST),
+        tuple(
+            Download(file, tuple(mirror + file for mirror in _MIRRORS), size, f"sha256:{digest}")
+            for file, (size, digest) in _MNIST.items()
         ),
         0,
     ),
     "cifar-10": Source(
         ("cifar-10-batches-bin", "."),
-        (*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin", "batches.meta.txt"),
-        (
-            Download(
-                "cifar-10-binary.tar.gz",
-                (_CIFAR + "cifar-10-binary.tar.gz",),
-                170_052_171,
-                "md5",
-                "c32a1d4ab5d03f1284b67883e8d87530",
-            ),
-        ),
+        (*_BATCHES, "test_batch.bin", "batches.meta.txt"),
+        _cifar("cifar-10-binary.tar.gz", 170_052_171, "c32a1d4ab5d03f1284b67883e8d87530"),
         _GIGABYTE // 4,
-        (*(f"data_batch_{n}.bin" for n in range(2, 6)), "batches.meta.txt"),
+        (*_BATCHES[1:], "batches.meta.txt"),
     ),
     "cifar-100": Source(
         ("cifar-100-binary", "."),
         ("train.bin", "test.bin", "fine_label_names.txt", "coarse_label_names.txt"),
-        (
-            Download(
-                "cifar-100-binary.tar.gz",
-                (_CIFAR + "cifar-100-binary.tar.gz",),
-                168_513_733,
-                "md5",
-                "03b5dce01913d631647c71ecec9e9cb8",
-            ),
-        ),
+        _cifar("cifar-100-binary.tar.gz", 168_513_733, "03b5dce01913d631647c71ecec9e9cb8"),
         _GIGABYTE // 4,
         ("fine_label_names.txt", "coarse_label_names.txt"),
     ),
     "cub": Source(
         ("CUB_200_2011", "."),
         ("images.txt", "image_class_labels.txt", "train_test_split.txt", "classes.txt", "images"),
-        (
-            Download(
-                "CUB_200_2011.tgz",
-                ("https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz?download=1",),
-                1_150_585_339,
-                "md5",
-                "97eceeb196236b17998738112f37df78",
-            ),
-        ),
+        (Download("CUB_200_2011.tgz", (_CUB,), 1_150_585_339, "md5:97eceeb196236b17998738112f37df78"),),
         3 * _GIGABYTE,
     ),
     # Not looked for in ".": AWA2 has the same folder JPEGImages.
@@ -148,8 +103,7 @@ SOURCES: dict[str, Source] = {
                 "AwA2-data.zip",
                 ("https://cvml.ista.ac.at/AwA2/AwA2-data.zip",),
                 None,
-                "md5",
-                "eaa27cf799d5cf55af372356d7281b5e",
+                "md5:eaa27cf799d5cf55af372356d7281b5e",
             ),
         ),
         20 * _GIGABYTE,
@@ -171,11 +125,7 @@ NAMES: dict[str, Known] = {
 
 
 def cache_directory() -> Path:
-    """Return where caches go: ``$DROPMAX_CACHE``, or ``dropmax`` in the user's cache directory of the platform.
-
-    >>> cache_directory().is_absolute()
-    True
-    """
+    """Return where caches go: ``$DROPMAX_CACHE``, or ``dropmax`` in the user's cache directory of the platform."""
     chosen = os.environ.get("DROPMAX_CACHE")
     if chosen:
         return Path(chosen).expanduser().absolute()
@@ -186,6 +136,20 @@ def cache_directory() -> Path:
     else:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return base / "dropmax"
+
+
+@contextlib.contextmanager
+def cache_folder(kind: str) -> Iterator[Path]:
+    """Make and give a folder of the cache; what the file system refuses inside becomes a DataError."""
+    folder = cache_directory() / kind
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+    except OSError as error:
+        raise DataError(
+            f"the cache {folder} cannot be used ({error.strerror or error}): "
+            "name a directory you can write to in DROPMAX_CACHE"
+        ) from error
 
 
 def data_directory(data_dir: str | os.PathLike[str] | None = None) -> Path:
@@ -199,22 +163,14 @@ def data_directory(data_dir: str | os.PathLike[str] | None = None) -> Path:
 
 
 def source_of(name: str) -> str | None:
-    """Return which source the data set ``name`` is read from, or None where it is inside the package.
-
-    >>> source_of("mnist-55k"), source_of("mnist-1k")
-    ('mnist', None)
-    """
+    """Return which source the data set ``name`` is read from, or None where it is inside the package."""
     if name not in NAMES:
         raise DataError(unknown("data set", name, NAMES))
     return NAMES[name].source
 
 
 def find(source: str, data_dir: Path) -> tuple[Path | None, tuple[str, ...]]:
-    """Return the folder a source was found in, or None, and the entries missing from it.
-
-    >>> find("cub", Path("no such directory"))[0] is None
-    True
-    """
+    """Return the folder a source was found in, or None, and the entries missing from it."""
     known = SOURCES[source]
     if source == "mnist":  # its files have several spellings
         files = find_mnist(data_dir)
@@ -229,11 +185,7 @@ def find(source: str, data_dir: Path) -> tuple[Path | None, tuple[str, ...]]:
 
 
 def withdrawn(source: str, data_dir: Path) -> str:
-    """Return what to say about a source that its publisher no longer distributes, where it is missing.
-
-    >>> withdrawn("awa", Path("data")).split(":")[0]
-    'the images of awa are no longer distributed by their publisher'
-    """
+    """Return what to say about a source that its publisher no longer distributes, where it is missing."""
     known = SOURCES[source]
     return (
         f"the images of {source} are no longer distributed by their publisher: if you have them, put "
@@ -242,12 +194,7 @@ def withdrawn(source: str, data_dir: Path) -> str:
 
 
 def must_find(name: str, data_dir: Path) -> Path:
-    """Return the folder of the source of ``name``, or raise a DataError that says what to put where.
-
-    >>> must_find("cub", Path("nowhere"))
-    Traceback (most recent call last):
-    dropmax.errors.DataError: cub was not found in nowhere: ...
-    """
+    """Return the folder of the source of ``name``, or raise a DataError that says what to put where."""
     source = source_of(name) or "mnist"
     if os.path.exists(data_dir) and not os.access(data_dir, os.R_OK | os.X_OK):
         raise DataError(f"the data directory {data_dir} cannot be read: check its permissions")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +13,11 @@ from typing import Literal
 import numpy as np
 
 from dropmax.errors import DataError, DropMaxError
-from dropmax.workbench.data.catalogue import NAMES, SOURCES, data_directory, find, source_of
+from dropmax.workbench.data.catalogue import NAMES, SOURCES, Known, data_directory, find, source_of
 from dropmax.workbench.data.cifar import read_records
-from dropmax.workbench.data.idx import read_idx
-from dropmax.workbench.data.loading import load
+from dropmax.workbench.data.loading import list_images, load
 from dropmax.workbench.data.mnist import FILES as MNIST_FILES
-from dropmax.workbench.data.mnist import embedded_digits, find_mnist
+from dropmax.workbench.data.mnist import embedded_digits, find_mnist, read_idx
 
 __all__ = ["Finding", "Held", "check", "inventory"]
 
@@ -33,11 +32,7 @@ MNIST_CONTENT = {
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found about one file or folder; "absent" is missing, but can be done without.
-
-    >>> check("mnist-1k")
-    [Finding(what='mnist-20k.xz', status='ok', detail='20,000 digits inside the package')]
-    """
+    """What a check found about one file or folder; "absent" is missing, but can be done without."""
 
     what: str
     status: Literal["ok", "absent", "missing", "damaged"]
@@ -46,11 +41,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Held:
-    """A line of the inventory: a known set, its usual sizes, where it was found, and what is missing from there.
-
-    >>> inventory("no such directory")[0].found
-    'inside the package'
-    """
+    """A line of the inventory: a known set, its usual sizes, where it was found, and what is missing from there."""
 
     name: str
     classes: int
@@ -68,15 +59,14 @@ def inventory(data_dir: str | os.PathLike[str] | None = None) -> list[Held]:
     >>> [held.name for held in inventory("no such directory") if held.found]
     ['mnist-1k', 'mnist-5k']
     """
-    held = []
-    for name, known in NAMES.items():
-        place, missing = ("inside the package", ()) if known.source is None else find(
-            known.source, data_directory(data_dir)
-        )  # fmt: skip
-        held.append(
-            Held(name, known.classes, *known.sizes, None if place is None else str(place), missing, known.about)
-        )
-    return held
+
+    def line(name: str, known: Known) -> Held:
+        if known.source is None:
+            return Held(name, known.classes, *known.sizes, "inside the package", (), known.about)
+        place, missing = find(known.source, data_directory(data_dir))
+        return Held(name, known.classes, *known.sizes, None if place is None else str(place), missing, known.about)
+
+    return [line(name, known) for name, known in NAMES.items()]
 
 
 def check(name_or_path: str | os.PathLike[str], data_dir: str | os.PathLike[str] | None = None) -> list[Finding]:
@@ -85,25 +75,20 @@ def check(name_or_path: str | os.PathLike[str], data_dir: str | os.PathLike[str]
     MNIST is compared with the official content; of CIFAR the sizes, label ranges and class counts are; of CUB and
     AWA2 every image must be there and start like an image.
 
-    >>> [finding.status for finding in check("mnist-5k")]
-    ['ok']
+    >>> check("mnist-1k")
+    [Finding(what='mnist-20k.xz', status='ok', detail='20,000 digits inside the package')]
     """
     name = os.fspath(name_or_path)
     if name not in NAMES and (os.path.exists(name) or os.sep in name or "." in name):
-        return [_attempt(name)]
+        return [_look(name, _own, name)]
     source = source_of(name)
     if source is None:
-        try:
-            embedded_digits()
-        except DataError as error:
-            return [Finding("mnist-20k.xz", "damaged", str(error))]
-        return [Finding("mnist-20k.xz", "ok", "20,000 digits inside the package")]
+        return [_look("mnist-20k.xz", _embedded)]
     directory = data_directory(data_dir)
     place, missing = find(source, directory)
     if place is None:
-        return [
-            Finding(str(directory / SOURCES[source].folders[0]), "missing", f"run `dropmax data fetch {source}`")
-        ]  # fmt: skip
+        wanted = directory / SOURCES[source].folders[0]
+        return [Finding(str(wanted), "missing", f"run `dropmax data fetch {source}`")]
     findings = [
         Finding(str(place / entry), "absent", f"{source} can be used without it, but is not complete")
         if entry in SOURCES[source].optional
@@ -111,72 +96,68 @@ def check(name_or_path: str | os.PathLike[str], data_dir: str | os.PathLike[str]
         for entry in missing
     ]
     if source == "mnist":
-        return findings + [_mnist(part, path) for part, path in find_mnist(directory).items()]
+        return findings + [_look(path, _mnist, part, path) for part, path in find_mnist(directory).items()]
     if source.startswith("cifar"):
         columns, train = ((10,), 10_000) if source == "cifar-10" else ((20, 100), 50_000)
         files = [place / entry for entry in SOURCES[source].entries if entry.endswith(".bin") and entry not in missing]
-        return findings + [_cifar(path, columns, 10_000 if "test" in path.name else train) for path in files]
-    if source == "cub" and missing:
-        return findings
-    return findings + list(_images(source, place))
+        return findings + [
+            _look(file, _cifar, file, columns, 10_000 if "test" in file.name else train) for file in files
+        ]
+    return findings if source == "cub" and missing else findings + _images(source, place)
 
 
-def _attempt(path: str) -> Finding:
+def _look(what: object, look: Callable[..., object], *arguments: object) -> Finding:
+    """Return what ``look`` says of a sound thing, or the error it raises for a damaged one."""
     try:
-        data = load(path)
+        return Finding(str(what), "ok", str(look(*arguments)))
     except DropMaxError as error:
-        return Finding(path, "damaged", str(error))
+        return Finding(str(what), "damaged", str(error))
+
+
+def _embedded() -> str:
+    embedded_digits()
+    return "20,000 digits inside the package"
+
+
+def _own(path: str) -> str:
+    data = load(path)
     sizes = f"{len(data.train):,} + {len(data.validation):,} + {len(data.test):,}"
-    return Finding(path, "ok", f"{data.num_classes} classes, {sizes} rows to train, validate and test on")
+    return f"{data.num_classes} classes, {sizes} rows to train, validate and test on"
 
 
-def _mnist(part: str, path: Path) -> Finding:
-    try:
-        content = read_idx(path, MNIST_FILES[part])
-    except DataError as error:
-        return Finding(str(path), "damaged", str(error))
+def _mnist(part: str, path: Path) -> str:
+    content = read_idx(path, MNIST_FILES[part])
     header = bytes([0, 0, 8, content.ndim]) + np.array(content.shape, ">u4").tobytes()
     if hashlib.sha256(header + content.tobytes()).hexdigest() != MNIST_CONTENT[part]:
-        return Finding(str(path), "damaged", f"it is a sound idx file of {len(content):,}, but not the official one")
-    return Finding(str(path), "ok", f"the official {len(content):,} {part.split('-')[1]}")
+        raise DataError(f"it is a sound idx file of {len(content):,}, but not the official one")
+    return f"the official {len(content):,} {part.split('-')[1]}"
 
 
-def _cifar(path: Path, columns: tuple[int, ...], official: int) -> Finding:
-    try:
-        labels, _ = read_records(path, columns)
-    except DataError as error:
-        return Finding(str(path), "damaged", str(error))
-    counts = np.bincount(labels[-1], minlength=columns[-1])
-    if len(labels[-1]) != official:
-        return Finding(str(path), "damaged", f"{len(labels[-1]):,} images, but the official file has {official:,}")
+def _cifar(path: Path, columns: tuple[int, ...], official: int) -> str:
+    labels = read_records(path, columns)[0][-1]
+    if len(labels) != official:
+        raise DataError(f"{len(labels):,} images, but the official file has {official:,}")
     # CIFAR-10's training images were dealt into five batches at random; every other file has equally many a class.
+    counts = np.bincount(labels, minlength=columns[-1])
     if not path.name.startswith("data_batch") and counts.min() != counts.max():
-        return Finding(str(path), "damaged", f"{counts.min()} to {counts.max()} images per class, not equally many")
-    return Finding(str(path), "ok", f"{official:,} images, labels in range")
+        raise DataError(f"{counts.min()} to {counts.max()} images per class, not equally many")
+    return f"{official:,} images, labels in range"
 
 
-def _images(source: str, place: Path) -> Iterator[Finding]:
-    from dropmax.workbench.data.folders import list_awa, list_awa2, list_cub
+def _images(source: str, place: Path) -> list[Finding]:
     from dropmax.workbench.data.images import open_header
 
     try:
-        listing = {"cub": list_cub, "awa": list_awa, "awa2": list_awa2}[source](place)
+        listing = list_images(source, place)
     except DataError as error:
-        yield Finding(str(place), "damaged", str(error))
-        return
+        return [Finding(str(place), "damaged", str(error))]
     files = [path for part in listing.files.values() for path in part]
 
-    def look(path: Path) -> Finding | None:
+    def look(path: Path) -> Finding:
         if not path.is_file():
             return Finding(str(path), "missing", "it is listed, but not there")
-        try:
-            open_header(path)
-        except DataError as error:
-            return Finding(str(path), "damaged", str(error))
-        return None
+        return _look(path, open_header, path)
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        problems = [finding for finding in pool.map(look, files) if finding is not None]
-    yield from problems
-    if not problems:
-        yield Finding(str(place), "ok", f"{len(files):,} images of {len(listing.classes)} classes")
+        problems = [finding for finding in pool.map(look, files) if finding.status != "ok"]
+    return problems or [Finding(str(place), "ok", f"{len(files):,} images of {len(listing.classes)} classes")]

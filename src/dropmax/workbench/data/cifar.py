@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dropmax.errors import DataError
-from dropmax.workbench.data.parts import Part, Parts
+from dropmax.workbench.data.labels import read_lines
+from dropmax.workbench.data.splits import Part, Parts
 
 __all__ = ["read_cifar10", "read_cifar100", "read_records"]
 
@@ -17,15 +18,7 @@ _PICKLES = {"cifar-10": "cifar-10-batches-py", "cifar-100": "cifar-100-python"}
 
 
 def read_records(path: Path, ranges: tuple[int, ...]) -> tuple[list[NDArray[np.int64]], NDArray[np.uint8]]:
-    """Read a CIFAR binary file: its label columns, each below the number given for it, and images (N, 3, 32, 32).
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp(), "test_batch.bin")
-    >>> _ = path.write_bytes(bytes([7]) + bytes(3072))
-    >>> labels, images = read_records(path, (10,))
-    >>> labels, images.shape
-    ([array([7])], (1, 3, 32, 32))
-    """
+    """Read a CIFAR binary file: its label columns, each below the number given for it, and images (N, 3, 32, 32)."""
     width = len(ranges) + 3072
     try:
         size = path.stat().st_size
@@ -38,54 +31,38 @@ def read_records(path: Path, ranges: tuple[int, ...]) -> tuple[list[NDArray[np.i
             "it is cut short, or not a CIFAR binary file"
         )
     records = np.asarray(content).reshape(-1, width)
-    labels = []
-    for column, limit in enumerate(ranges):
-        values = records[:, column].astype(np.int64)
+    labels = [records[:, column].astype(np.int64) for column in range(len(ranges))]
+    for values, limit in zip(labels, ranges, strict=True):
         if values.max() >= limit:
             row = int(np.argmax(values >= limit))
             raise DataError(f"{path} holds the label {values[row]} in record {row:,}, but labels are 0 to {limit - 1}")
-        labels.append(values)
     return labels, np.array(records[:, len(ranges) :]).reshape(-1, 3, 32, 32)
 
 
 def read_cifar10(folder: Path) -> Parts:
-    """Read ``data_batch_1.bin`` .. ``data_batch_5.bin`` and ``test_batch.bin``; missing batches become a note.
-
-    >>> read_cifar10(Path("no-such-folder"))
-    Traceback (most recent call last):
-    dropmax.errors.DataError: no-such-folder has no data_batch_1.bin: ...
-    """
+    """Read ``data_batch_1.bin`` .. ``data_batch_5.bin`` and ``test_batch.bin``; missing batches become a note."""
     batches = [folder / f"data_batch_{n}.bin" for n in range(1, 6)]
     present = [path for path in batches if path.is_file()]
     for needed in (batches[0], folder / "test_batch.bin"):
         if not needed.is_file():
             raise DataError(f"{folder} has no {needed.name}: get the whole release with `dropmax data fetch cifar-10`")
-    read = [read_records(path, (10,)) for path in present]
-    labels, images = [labels[0] for labels, _ in read], [images for _, images in read]
-    (test_labels,), test_images = read_records(folder / "test_batch.bin", (10,))
-    names = _names(folder / "batches.meta.txt", 10)
-    notes = [_count_note(path, len(these), 10_000) for path, these in zip(present, labels, strict=True)]
-    notes.append(_count_note(folder / "test_batch.bin", len(test_labels), 10_000))
+    notes: list[str] = []
+    read = [_read(path, (10,), 10_000, notes) for path in present]
+    labels = np.concatenate([columns[0] for columns, _ in read])
+    images = np.concatenate([pixels for _, pixels in read])
+    (test_labels,), test_images = _read(folder / "test_batch.bin", (10,), 10_000, notes)
     if len(present) < len(batches):
         missing = ", ".join(path.name for path in batches if path not in present)
-        notes.append(f"only {sum(map(len, labels)):,} of the 50,000 training images of CIFAR-10: {missing} missing")
-    return Parts(
-        train=Part(np.concatenate(images), np.concatenate(labels)),
-        test=Part(test_images, test_labels),
-        classes=names or CIFAR10_CLASSES,
-        notes=tuple(note for note in notes if note),
-    )
+        notes.append(f"only {len(labels):,} of the 50,000 training images of CIFAR-10: {missing} missing")
+    classes = _names(folder / "batches.meta.txt", 10) or CIFAR10_CLASSES
+    return Parts(Part(images, labels), classes, test=Part(test_images, test_labels), notes=tuple(notes))
 
 
 def read_cifar100(folder: Path) -> Parts:
-    """Read ``train.bin`` and ``test.bin`` with their fine labels; the coarse ones say which superclass a class is in.
-
-    >>> read_cifar100(Path("no-such-folder"))
-    Traceback (most recent call last):
-    dropmax.errors.DataError: no-such-folder/train.bin cannot be read: No such file or directory
-    """
-    (coarse, fine), images = read_records(folder / "train.bin", (20, 100))
-    (test_coarse, test_fine), test_images = read_records(folder / "test.bin", (20, 100))
+    """Read ``train.bin`` and ``test.bin`` with their fine labels; the coarse ones name the superclasses."""
+    notes: list[str] = []
+    (coarse, fine), images = _read(folder / "train.bin", (20, 100), 50_000, notes)
+    (test_coarse, test_fine), test_images = _read(folder / "test.bin", (20, 100), 10_000, notes)
     superclass = np.full(100, -1)
     superclass[fine] = coarse
     for path, coarse_labels, fine_labels in (("train.bin", coarse, fine), ("test.bin", test_coarse, test_fine)):
@@ -97,26 +74,20 @@ def read_cifar100(folder: Path) -> Parts:
                 f"and elsewhere in {superclass[fine_labels[row]]}: the file is damaged"
             )
     names = _names(folder / "fine_label_names.txt", 100)
-    notes = [
-        _count_note(folder / "train.bin", len(fine), 50_000),
-        _count_note(folder / "test.bin", len(test_fine), 10_000),
-        "" if names else "fine_label_names.txt is missing, so the classes are named by number",
-    ]
+    if names is None:
+        notes.append("fine_label_names.txt is missing, so the classes are named by number")
     return Parts(
-        train=Part(images, fine),
+        Part(images, fine),
+        names or tuple(map(str, range(100))),
         test=Part(test_images, test_fine),
-        classes=names or tuple(str(k) for k in range(100)),
-        coarse=tuple(int(k) for k in superclass),
+        coarse=tuple(superclass.tolist()),
         coarse_classes=_names(folder / "coarse_label_names.txt", 20),
-        notes=tuple(note for note in notes if note),
+        notes=tuple(notes),
     )
 
 
 def refuse_pickles(name: str, data_dir: Path) -> None:
-    """Raise where only the "python version" of CIFAR is there: it is made of pickles, and loading one runs its code.
-
-    >>> refuse_pickles("cifar-10", Path("no-such-directory"))
-    """
+    """Raise where only the "python version" of CIFAR is there: it is made of pickles, and loading one runs its code."""
     for place in (data_dir / _PICKLES[name], data_dir):
         if (place / "batches.meta").is_file() or ((place / "meta").is_file() and (place / "train").is_file()):
             raise DataError(
@@ -125,17 +96,20 @@ def refuse_pickles(name: str, data_dir: Path) -> None:
             )
 
 
+def _read(
+    path: Path, ranges: tuple[int, ...], official: int, notes: list[str]
+) -> tuple[list[NDArray[np.int64]], NDArray[np.uint8]]:
+    """Read a file, and note where it does not hold as many images as the official one."""
+    labels, images = read_records(path, ranges)
+    if len(images) != official:
+        notes.append(f"{path.name} holds {len(images):,} images, not the official {official:,}")
+    return labels, images
+
+
 def _names(path: Path, count: int) -> tuple[str, ...] | None:
-    try:
-        names = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+    names = tuple(line.strip() for line in read_lines(path) if line.strip())
     if len(names) != count:
         raise DataError(f"{path} holds {len(names)} class names, but there are {count} classes")
     return names
-
-
-def _count_note(path: Path, found: int, official: int) -> str:
-    return "" if found == official else f"{path.name} holds {found:,} images, not the official {official:,}"

@@ -51,11 +51,7 @@ class Split:
 
     @property
     def is_images(self) -> bool:
-        """Whether the inputs are images rather than feature vectors.
-
-        >>> Split(torch.zeros(2, 5), torch.tensor([0, 1])).is_images
-        False
-        """
+        """Whether the inputs are images rather than feature vectors."""
         return self.inputs.ndim == 4
 
     @property
@@ -128,47 +124,25 @@ class Dataset:
     outside: torch.Tensor | None = None
 
     def with_validation_trained_on(self) -> Dataset:
-        """Return the data set with the rows of the validation split in the training split; mean and std stay.
-
-        >>> from dropmax.workbench.data import load
-        >>> whole = load("mnist-1k").with_validation_trained_on()
-        >>> len(whole.train), len(whole.validation), len(whole.test)
-        (6000, 0, 10000)
-        """
-        parts = (self.train, self.validation)
-        inputs, labels = (torch.cat([getattr(part, name) for part in parts]) for name in ("inputs", "labels"))
-        train = dataclasses.replace(self.train, inputs=inputs, labels=labels)
-        none = dataclasses.replace(self.validation, inputs=inputs[:0], labels=labels[:0])
-        return dataclasses.replace(self, train=train, validation=none)
+        """Return the data set with the rows of the validation split in the training split; mean and std stay."""
+        train, held = self.train, self.validation
+        inputs, labels = torch.cat([train.inputs, held.inputs]), torch.cat([train.labels, held.labels])
+        whole = Split(inputs, labels, train.crop, train.shown + held.shown)
+        return dataclasses.replace(self, train=whole, validation=Split(inputs[:0], labels[:0], train.crop))
 
     @property
     def num_classes(self) -> int:
-        """The number of classes, K in the paper.
-
-        >>> from dropmax.workbench.data import load
-        >>> load("mnist-1k").num_classes
-        10
-        """
+        """The number of classes, K in the paper."""
         return len(self.classes)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of one input as the network sees it: (C, H, W) or (D,).
-
-        >>> from dropmax.workbench.data import load
-        >>> load("mnist-1k").input_shape
-        (1, 28, 28)
-        """
+        """The shape of one input as the network sees it: (C, H, W) or (D,)."""
         return self.train.input_shape
 
     @property
     def is_images(self) -> bool:
-        """Whether the inputs are images rather than feature vectors.
-
-        >>> from dropmax.workbench.data import load
-        >>> load("mnist-1k").is_images
-        True
-        """
+        """Whether the inputs are images rather than feature vectors."""
         return self.train.is_images
 
 
@@ -190,27 +164,17 @@ def statistics(inputs: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ..
         zero = torch.zeros(inputs.shape[1], dtype=torch.float64)
         mean = sum((block.double().sum(0) for block in blocks), zero) / len(inputs)
         variance = sum(((block.double() - mean).square().sum(0) for block in blocks), zero) / len(inputs)
-        return _floats(mean), _positive(variance.sqrt())
-    channels = inputs.shape[1]
-    histogram = torch.zeros(channels, 256, dtype=torch.int64)
-    for start in range(0, len(inputs), 1024):  # block by block: a memory-mapped set may not fit in memory
-        for channel in range(channels):
-            pixels = inputs[start : start + 1024, channel].reshape(-1)
-            histogram[channel] += torch.bincount(pixels, minlength=256)
-    share = histogram.double() / histogram.sum(1, keepdim=True)
-    values = torch.arange(256, dtype=torch.float64) / 255
-    mean = share @ values
-    variance = (share * (values - mean[:, None]) ** 2).sum(1)
-    return _floats(mean), _positive(variance.sqrt())
-
-
-def _floats(values: torch.Tensor) -> tuple[float, ...]:
-    return tuple(float(value) for value in values)
-
-
-def _positive(deviation: torch.Tensor) -> tuple[float, ...]:
+    else:
+        histogram = torch.zeros(inputs.shape[1], 256, dtype=torch.int64)
+        for start in range(0, len(inputs), 1024):  # block by block: a memory-mapped set may not fit in memory
+            for channel, counts in enumerate(histogram):
+                counts += torch.bincount(inputs[start : start + 1024, channel].reshape(-1), minlength=256)
+        share = histogram.double() / histogram.sum(1, keepdim=True)
+        values = torch.arange(256, dtype=torch.float64) / 255
+        mean = share @ values
+        variance = (share * (values - mean[:, None]) ** 2).sum(1)
     # Below 1e-12 is rounding of a constant, not spread.
-    return tuple(value if value > 1e-12 else 1.0 for value in _floats(deviation))
+    return tuple(mean.tolist()), tuple(value if value > 1e-12 else 1.0 for value in variance.sqrt().tolist())
 
 
 def spell(names: Sequence[str], limit: int = 5) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import os
 import ssl
@@ -13,6 +12,7 @@ from pathlib import Path
 from dropmax.errors import DataError
 from dropmax.workbench.data.catalogue import SOURCES, Download, data_directory, find, source_of, withdrawn
 from dropmax.workbench.data.dataset import spell
+from dropmax.workbench.data.labels import digest
 from dropmax.workbench.data.unpacking import unpack
 from dropmax.workbench.progress import progress
 
@@ -75,19 +75,13 @@ def download(item: Download, directory: Path) -> Path:
 
     What has arrived waits in ``<file>.part``, from which a later call goes on. Raises ``urllib.error.URLError`` where
     no address answers, and DataError where what arrived is not the file.
-
-    >>> import tempfile
-    >>> empty = Download("empty", ("http://127.0.0.1:9/empty",), 0, "md5", "d41d8cd98f00b204e9800998ecf8427e")
-    >>> directory = Path(tempfile.mkdtemp())
-    >>> _ = (directory / "empty").write_bytes(b"")
-    >>> download(empty, directory).name  # already there, and verified
-    'empty'
     """
     final, part = directory / item.file, directory / f"{item.file}.part"
+    algorithm, _, wanted = item.digest.partition(":")
     if final.exists():
-        found = _digest(final, item.algorithm)
-        if found != item.digest:
-            raise DataError(f"{final} is not the publisher's file ({item.algorithm} {found}): remove it and try again")
+        found = digest(final, algorithm)
+        if found != wanted:
+            raise DataError(f"{final} is not the publisher's file ({algorithm} {found}): remove it and try again")
         return final
     problem: Exception = DataError(f"{item.file} has no address to download it from")
     for url in item.urls:
@@ -99,13 +93,13 @@ def download(item: Download, directory: Path) -> Path:
                 if isinstance(error, urllib.error.HTTPError):
                     break  # the server has spoken: asking again will not help
                 continue
-            found = _digest(part, item.algorithm)
-            if found == item.digest:
+            found = digest(part, algorithm)
+            if found == wanted:
                 os.replace(part, final)
                 return final
             part.unlink()
             problem = DataError(
-                f"{url} gave a file with {item.algorithm} {found}, not {item.digest}: it was removed; try again later"
+                f"{url} gave a file with {algorithm} {found}, not {wanted}: it was removed; try again later"
             )
             break
     raise problem
@@ -142,11 +136,3 @@ def _receive(url: str, part: Path, item: Download) -> None:
                     return  # longer than it should be: stop here, and let the digest say so
     if total is not None and have < total:
         raise ConnectionError(f"the connection broke after {have:,} of {total:,} bytes")
-
-
-def _digest(path: Path, algorithm: str) -> str:
-    digest = hashlib.new(algorithm, usedforsecurity=False)
-    with open(path, "rb") as stream:
-        while block := stream.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()

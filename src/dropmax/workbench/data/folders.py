@@ -13,8 +13,8 @@ import numpy as np
 from dropmax.errors import DataError
 from dropmax.workbench.data.dataset import spell
 from dropmax.workbench.data.images import DEFAULT_IMAGE_SIZE, SUFFIXES, decoded, short_sides, stored_size
-from dropmax.workbench.data.parts import TEST_SEED, Part, Parts
-from dropmax.workbench.data.splits import balanced_subset
+from dropmax.workbench.data.labels import read_lines
+from dropmax.workbench.data.splits import TEST_SEED, Part, Parts, balanced_subset
 
 __all__ = ["Listing", "list_awa", "list_awa2", "list_cub", "list_folder", "read_listing"]
 
@@ -34,40 +34,28 @@ class Listing:
     notes: list[str] = field(default_factory=list)
 
     def add(self, part: str, path: Path, label: int) -> None:
-        """Append one image to a part.
-
-        >>> listing = Listing(Path("birds"), ("owl", "wren"))
-        >>> listing.add("test", Path("birds/wren/1.jpg"), 1)
-        >>> listing.labels["test"]
-        [1]
-        """
+        """Append one image to a part."""
         self.files[part].append(path)
         self.labels[part].append(label)
 
 
 def read_listing(listing: Listing, image_size: int | None = None) -> Parts:
-    """Decode a listing, or open its cache, into images stored at 72/64 of ``image_size`` (64 by default).
-
-    >>> read_listing(list_folder(Path("no such folder")))
-    Traceback (most recent call last):
-    dropmax.errors.DataError: no such folder cannot be read: ...
-    """
+    """Decode a listing, or open its cache, into images stored at 72/64 of ``image_size`` (64 by default)."""
     crop = DEFAULT_IMAGE_SIZE if image_size is None else image_size
     everything = [path for files in listing.files.values() for path in files]
     images = decoded(everything, listing.root, stored_size(crop))
-    parts, start = {}, 0
+    parts: dict[str, Part | None] = {}
+    start = 0
     for part, labels in listing.labels.items():  # one array, cut into three: each part stays memory-mapped
-        parts[part] = Part(images[start : start + len(labels)], np.array(labels, np.int64))
-        start += len(labels)
+        stop = start + len(labels)
+        parts[part] = Part(images[start:stop], np.array(labels, np.int64)) if labels else None
+        start = stop
+    assert parts["train"] is not None
     return Parts(
-        train=parts["train"],
-        validation=parts["validation"] if len(parts["validation"]) else None,
-        test=parts["test"] if len(parts["test"]) else None,
-        classes=listing.classes,
-        crop=crop,
+        parts["train"], listing.classes, parts["validation"], parts["test"], crop,
         notes=(*listing.notes, *_enlarged(everything, crop, image_size is None)),
-        names={"train": [_relative(path, listing.root) for path in listing.files["train"]]},
-    )
+        names=[path.relative_to(listing.root).as_posix() for path in listing.files["train"]],
+    )  # fmt: skip
 
 
 def _enlarged(files: Sequence[Path], crop: int, is_default: bool) -> list[str]:
@@ -82,20 +70,12 @@ def _enlarged(files: Sequence[Path], crop: int, is_default: bool) -> list[str]:
     return [f"small images ({which}; {share} of {len(sides)} looked at) are enlarged to {crop} x {crop}{advice}"]
 
 
-def _relative(path: Path, root: Path) -> str:
-    return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_posix()
-
-
 def list_folder(root: Path, known: Sequence[str] = ()) -> Listing:
     """List ``root/<class>/*.jpg``, or ``root/{train,val,test}/<class>/*.jpg`` where ``root/train`` exists.
 
     Files are taken in the order of their names, at any depth below their class. Hidden files are passed over; other
     files that are not images by their suffix are counted in a note. Where the classes are ``known``, fewer folders
     than two will do: the images are to be answered, not learnt from.
-
-    >>> list_folder(Path("no such folder"))
-    Traceback (most recent call last):
-    dropmax.errors.DataError: no such folder cannot be read: ...
     """
     folders = {path.name: path for path in _folders(root)}
     parts = {"train": root}
@@ -139,10 +119,6 @@ def list_awa(folder: Path) -> Listing:
 
     AWA2 shows the same animals in other images, whose names have five digits (``antelope_10001.jpg``) where the first
     release has four. They are refused: their numbers are not comparable with the paper's.
-
-    >>> list_awa(Path("no such folder"))
-    Traceback (most recent call last):
-    dropmax.errors.DataError: no such folder/JPEGImages cannot be read: ...
     """
     listing = list_awa2(folder)
     files = [path for part in listing.files.values() for path in part]
@@ -155,12 +131,7 @@ def list_awa(folder: Path) -> Listing:
 
 
 def list_awa2(folder: Path) -> Listing:
-    """List Animals with Attributes 2: ``JPEGImages/<class>/*.jpg``, 50 test images per class, whatever the seed.
-
-    >>> list_awa2(Path("no such folder"))
-    Traceback (most recent call last):
-    dropmax.errors.DataError: no such folder/JPEGImages cannot be read: ...
-    """
+    """List Animals with Attributes 2: ``JPEGImages/<class>/*.jpg``, 50 test images per class, whatever the seed."""
     everything = list_folder(folder / "JPEGImages")
     labels = np.array(everything.labels["train"], np.int64)
     counts = np.bincount(labels)
@@ -179,16 +150,9 @@ def list_awa2(folder: Path) -> Listing:
 
 
 def list_cub(folder: Path) -> Listing:
-    """List CUB-200-2011 by its own tables: images.txt, image_class_labels.txt, train_test_split.txt, classes.txt.
-
-    >>> list_cub(Path("no such folder"))
-    Traceback (most recent call last):
-    dropmax.errors.DataError: no such folder/classes.txt cannot be read: No such file or directory
-    """
-    classes = _table(folder / "classes.txt")
-    images = _table(folder / "images.txt")
-    labels = _table(folder / "image_class_labels.txt")
-    split = _table(folder / "train_test_split.txt")
+    """List CUB-200-2011 by its own tables: images.txt, image_class_labels.txt, train_test_split.txt, classes.txt."""
+    names = ("classes", "images", "image_class_labels", "train_test_split")
+    classes, images, labels, split = (_table(folder / f"{name}.txt") for name in names)
     for path, table in (("image_class_labels.txt", labels), ("train_test_split.txt", split)):
         if table.keys() != images.keys():
             stray = sorted(table.keys() ^ images.keys(), key=lambda number: (len(number), number))
@@ -197,8 +161,7 @@ def list_cub(folder: Path) -> Listing:
             )
     index = {number: k for k, number in enumerate(classes)}
     # "001.Black_footed_Albatross" is a number, a full stop and a name.
-    names = tuple(name.split(".", 1)[-1].replace("_", " ") for name in classes.values())
-    listing = Listing(folder, names)
+    listing = Listing(folder, tuple(name.split(".", 1)[-1].replace("_", " ") for name in classes.values()))
     for number, name in images.items():
         if labels[number] not in index:
             raise DataError(
@@ -215,14 +178,8 @@ def list_cub(folder: Path) -> Listing:
 
 def _table(path: Path) -> dict[str, str]:
     """Read lines of a key and a value, in their order."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not text: {error}") from error
-    table = {}
-    for number, line in enumerate(lines, 1):
+    table: dict[str, str] = {}
+    for number, line in enumerate(read_lines(path), 1):
         fields = line.split()
         if len(fields) != 2:
             raise DataError(f"{path}, line {number}: expected a number and a value, not {line[:60]!r}")

@@ -15,11 +15,12 @@ import numpy as np
 
 from dropmax.errors import DataError, InvalidValue
 from dropmax.imports import load_module
-from dropmax.workbench.data.parts import Part, Parts
+from dropmax.workbench.data.splits import Part, Parts
 
 __all__ = ["import_data", "is_function", "read_function"]
 
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_EXPECTED = "the function must return (inputs, labels), or a dictionary of such pairs with train, validation, test"
 
 
 def is_function(name: str) -> bool:
@@ -53,43 +54,44 @@ def read_function(name: str) -> Parts:
     except Exception as error:
         last = (str(error).splitlines() or [""])[-1]
         raise DataError(f"data {name!r}: the function failed ({type(error).__name__}: {last})") from error
-    parts = found if isinstance(found, dict) else {"train": found}
-    unknown = set(parts) - {"train", "validation", "test", "classes"}
-    if unknown or "train" not in parts:
-        raise DataError(f"data {name!r}: {_EXPECTED}, got a dictionary with {', '.join(map(repr, parts)) or 'nothing'}")
-    train = _part(name, "train", parts["train"])
-    others = {key: _part(name, key, parts[key]) for key in ("validation", "test") if parts.get(key) is not None}
-    for key, part in others.items():
-        if part.inputs.shape[1:] != train.inputs.shape[1:]:
-            raise DataError(
-                f"data {name!r}: inputs of {key} have shape {part.inputs.shape[1:]}, of train {train.inputs.shape[1:]}"
-            )
-    count = 1 + max(int(part.labels.max()) for part in (train, *others.values()))
-    classes = tuple(map(str, parts.get("classes") or range(count)))
+    try:
+        return _check(found)
+    except DataError as error:
+        raise DataError(f"data {name!r}: {error}") from None
+
+
+def _check(found: Any) -> Parts:
+    pairs = dict(found) if isinstance(found, dict) else {"train": found}
+    if "train" not in pairs or set(pairs) - {"train", "validation", "test", "classes"}:
+        raise DataError(f"{_EXPECTED}, got a dictionary with {', '.join(map(repr, pairs)) or 'nothing'}")
+    given = pairs.pop("classes", None)
+    parts = {key: _part(key, pair) for key, pair in pairs.items() if pair is not None or key == "train"}
+    shape = parts["train"].inputs.shape[1:]
+    for key, part in parts.items():
+        if part.inputs.shape[1:] != shape:
+            raise DataError(f"inputs of {key} have shape {part.inputs.shape[1:]}, of train {shape}")
+    count = 1 + max(int(part.labels.max()) for part in parts.values())
+    classes = tuple(map(str, given or range(count)))
     if len(classes) < count:
-        raise DataError(f"data {name!r}: it names {len(classes)} classes, and has labels up to {count - 1}")
-    return Parts(train, classes, validation=others.get("validation"), test=others.get("test"))
+        raise DataError(f"it names {len(classes)} classes, and has labels up to {count - 1}")
+    return Parts(parts["train"], classes, parts.get("validation"), parts.get("test"))
 
 
-_EXPECTED = "the function must return (inputs, labels), or a dictionary of such pairs with train, validation, test"
-
-
-def _part(name: str, key: str, pair: Any) -> Part:
+def _part(key: str, pair: Any) -> Part:
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        raise DataError(f"data {name!r}: {_EXPECTED}; {key} is a {type(pair).__name__}")
+        raise DataError(f"{_EXPECTED}; {key} is a {type(pair).__name__}")
     inputs, labels = (np.asarray(value) for value in pair)
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or not len(labels) or int(labels.min()) < 0:
-        raise DataError(f"data {name!r}: the labels of {key} must be integers from 0, one per row")
+        raise DataError(f"the labels of {key} must be integers from 0, one per row")
     if inputs.ndim not in (2, 4) or inputs.dtype.kind not in "fiu" or len(inputs) != len(labels):
         raise DataError(
-            f"data {name!r}: the inputs of {key} must be numbers of shape (n, features), or images of shape (n, "
-            f"channels, height, width), one row per label; got {inputs.dtype} of shape {inputs.shape} for "
-            f"{len(labels)} labels"
+            f"the inputs of {key} must be numbers of shape (n, features), or images of shape (n, channels, height, "
+            f"width), one row per label; got {inputs.dtype} of shape {inputs.shape} for {len(labels)} labels"
         )
     if inputs.ndim == 4 and inputs.dtype != np.uint8:
-        raise DataError(f"data {name!r}: images must be uint8, got {inputs.dtype}")
+        raise DataError(f"images must be uint8, got {inputs.dtype}")
     if inputs.ndim == 2:
         inputs = inputs.astype(np.float32)
         if not np.isfinite(inputs).all():
-            raise DataError(f"data {name!r}: the inputs of {key} hold numbers that are not finite")
+            raise DataError(f"the inputs of {key} hold numbers that are not finite")
     return Part(inputs, labels.astype(np.int64))

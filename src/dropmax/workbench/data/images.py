@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import shutil
 import stat
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import PIL
@@ -19,7 +20,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from dropmax.errors import DataError, InvalidValue
-from dropmax.workbench.data.catalogue import cache_directory
+from dropmax.workbench.data.catalogue import cache_folder
+from dropmax.workbench.data.labels import digest
+from dropmax.workbench.files import write_atomically
 from dropmax.workbench.progress import progress
 
 __all__ = [
@@ -38,12 +41,16 @@ __all__ = [
     "to_rgb",
 ]
 
+_Result = TypeVar("_Result")
+
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 DEFAULT_IMAGE_SIZE = 64
 DECODER = 1  # raise it whenever decode() changes what it returns, so that old caches are not used
 MOST_PIXELS = 89_478_485  # Pillow's own limit, where it would only warn; a quarter of a gigabyte of RGB
 # Named formats only: Pillow would otherwise try dozens, some of which start other programs.
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+_LARGE = threading.Lock()  # the largest images take a gigabyte, and there may be one thread per core
+_MANY_PIXELS = 1 << 24
 _CHUNK = 64  # files per task: with one file per task, queues would cost more than small images
 
 
@@ -76,20 +83,14 @@ def decode(path: Path, size: int) -> NDArray[np.uint8]:
 
 @contextlib.contextmanager
 def open_image(path: Path) -> Iterator[Image.Image]:
-    """Open an image whose pixels are safe to decode; whatever goes wrong with it inside becomes a DataError.
-
-    >>> with open_image(Path("no-such-image.png")):
-    ...     pass
-    Traceback (most recent call last):
-    dropmax.errors.DataError: no-such-image.png is missing
-    """
+    """Open an image whose pixels are safe to decode; whatever goes wrong with it inside becomes a DataError."""
     try:
-        with open_header(path) as opened, _one_large_at_a_time(opened):
-            if opened.format in ("JPEG", "MPO") and has_too_many_passes(
-                path.read_bytes(), opened.width * opened.height
-            ):
+        with open_header(path) as opened:
+            pixels = opened.width * opened.height
+            if opened.format in ("JPEG", "MPO") and has_too_many_passes(path.read_bytes(), pixels):
                 raise DataError(f"{path} asks for more passes over its pixels than any sound JPEG does")
-            yield opened
+            with _LARGE if pixels > _MANY_PIXELS else contextlib.nullcontext():
+                yield opened
     except DataError:
         raise
     except Exception as error:  # Pillow raises almost anything on a damaged file, and all of it means the same
@@ -97,11 +98,7 @@ def open_image(path: Path) -> Iterator[Image.Image]:
 
 
 def square(opened: Image.Image, size: int) -> NDArray[np.uint8]:
-    """Return an opened image as uint8 (3, size, size), upright and in RGB, scaled and cut to its centre square.
-
-    >>> square(Image.new("RGB", (40, 20), "red"), 8)[:, 4, 4]
-    array([255,   0,   0], dtype=uint8)
-    """
+    """Return an opened image as uint8 (3, size, size), upright and in RGB, scaled and cut to its centre square."""
     opened.draft(None, (3 * size, 3 * size))  # JPEG only: skips detail far below what is kept
     ImageOps.exif_transpose(opened, in_place=True)
     image = to_rgb(opened)
@@ -137,11 +134,7 @@ def centre_crop(images: Any, height: int, width: int) -> Any:
 
 
 def short_sides(files: Sequence[Path], most: int = 64) -> list[int]:
-    """Return the shorter sides of up to ``most`` of the images, evenly chosen, by their headers.
-
-    >>> short_sides([])
-    []
-    """
+    """Return the shorter sides of up to ``most`` of the images, evenly chosen, by their headers."""
     sides = []
     for path in files[:: max(1, -(-len(files) // most))]:
         with open_header(path) as image:
@@ -150,24 +143,16 @@ def short_sides(files: Sequence[Path], most: int = 64) -> list[int]:
 
 
 def open_header(path: Path) -> Image.Image:
-    """Open an image, reading no more than its header, and refuse what is none or has too many pixels.
-
-    >>> open_header(Path("no-such-image.png"))
-    Traceback (most recent call last):
-    dropmax.errors.DataError: no-such-image.png is missing
-    """
+    """Open an image, reading no more than its header, and refuse what is none or has too many pixels."""
     try:
         image = Image.open(path, formats=_FORMATS)
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise DataError(f"{path} has too many pixels to be decoded safely: {error}") from error
-    except UnidentifiedImageError:
-        raise DataError(
-            f"{path} is not an image that can be read: its content is none of {', '.join(_FORMATS)}"
-        ) from None
     except Exception as error:
-        raise DataError(f"{path} is not an image that can be read: {error}") from error
+        why = f"its content is none of {', '.join(_FORMATS)}" if isinstance(error, UnidentifiedImageError) else error
+        raise DataError(f"{path} is not an image that can be read: {why}") from error
     if image.width * image.height > MOST_PIXELS:
         image.close()
         raise DataError(f"{path} has {image.width:,} x {image.height:,} pixels, over the limit of {MOST_PIXELS:,}")
@@ -184,15 +169,6 @@ def has_too_many_passes(content: bytes, pixels: int) -> bool:
     [False, True]
     """
     return content.count(b"\xff\xda") * pixels > 16 * MOST_PIXELS
-
-
-def _one_large_at_a_time(image: Image.Image) -> contextlib.AbstractContextManager[Any]:
-    """Return what to hold while decoding: the largest images take a gigabyte, and there may be one thread per core."""
-    return _LARGE if image.width * image.height > _MANY_PIXELS else contextlib.nullcontext()
-
-
-_LARGE = threading.Lock()
-_MANY_PIXELS = 1 << 24
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -216,28 +192,15 @@ def decoded(files: Sequence[Path], root: Path, size: int) -> NDArray[np.uint8]:
     The cache file is named by a SHA-256 over the names (relative to ``root``) and bytes of all files, the size and
     the versions of this decoder and of Pillow. So that later runs need not read every file, the content's hash is
     itself remembered under the files' names, sizes and modification times.
-
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> os.environ["DROPMAX_CACHE"] = str(folder / "cache")
-    >>> Image.new("RGB", (40, 20), "red").save(folder / "red.png")
-    >>> decoded([folder / "red.png"], folder, 8).shape
-    (1, 3, 8, 8)
-    >>> del os.environ["DROPMAX_CACHE"]
     """
-    folder = cache_directory() / "images"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        content = _content_key(files, root, folder)
-        key = hashlib.sha256(f"{content} {size} {DECODER} {PIL.__version__}".encode()).hexdigest()
+    key = hashlib.sha256(f"{content_key(files, root)} {size} {DECODER} {PIL.__version__}".encode()).hexdigest()
+    shape = (len(files), 3, size, size)
+    with cache_folder("images") as folder:
         cache = folder / f"{key[:40]}.npy"
-        shape = (len(files), 3, size, size)
         array = _open(cache, shape)
         if array is None:
             _decode_into(cache, files, shape)
             array = _open(cache, shape)
-    except OSError as error:
-        raise _cache_error(folder, error) from error
     if array is None:
         raise DataError(f"the image cache {cache} changed while it was being opened: try again")
     return array
@@ -262,45 +225,42 @@ def _decode_into(cache: Path, files: Sequence[Path], shape: tuple[int, ...]) -> 
             "choose another directory with DROPMAX_CACHE, or a smaller image_size"
         )
     temporary = cache.with_suffix(f".{os.getpid()}.tmp")
-    pool = ThreadPoolExecutor(os.cpu_count() or 1)  # threads: Pillow decodes and resizes outside Python's lock
     try:
         array = np.lib.format.open_memmap(temporary, "w+", np.uint8, shape)
 
-        def work(start: int) -> int:
-            chunk = files[start : start + _CHUNK]
-            for row, path in enumerate(chunk, start):
+        def work(start: int) -> None:
+            for row, path in enumerate(files[start : start + _CHUNK], start):
                 array[row] = decode(path, shape[-1])
-            return len(chunk)
 
-        with progress(f"decoding {len(files):,} images, once", len(files), "images") as advance:
-            for count in pool.map(work, range(0, len(files), _CHUNK)):
-                advance(count)
+        for _ in _in_chunks(work, len(files), "decoding"):
+            pass
         array.flush()
         os.replace(temporary, cache)
     finally:
-        pool.shutdown(cancel_futures=True)
         temporary.unlink(missing_ok=True)
 
 
-def content_key(files: Sequence[Path], root: Path) -> str:
-    """Return a SHA-256 over the names (relative to ``root``) and bytes of all files, remembered for later calls."""
-    folder = cache_directory() / "images"
+def _in_chunks(work: Callable[[int], _Result], count: int, verb: str) -> Iterator[_Result]:
+    """Yield ``work(start)`` for each chunk of so many images, computed in threads, and show the progress.
+
+    Threads, not processes: Pillow decodes and resizes outside Python's lock.
+    """
+    pool = ThreadPoolExecutor(os.cpu_count() or 1)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return _content_key(files, root, folder)
-    except OSError as error:
-        raise _cache_error(folder, error) from error
+        with progress(f"{verb} {count:,} images, once", count, "images") as advance:
+            starts = range(0, count, _CHUNK)
+            for start, result in zip(starts, pool.map(work, starts), strict=True):
+                yield result
+                advance(min(_CHUNK, count - start))
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
-def _cache_error(folder: Path, error: OSError) -> DataError:
-    return DataError(
-        f"the image cache {folder} cannot be used ({error.strerror or error}): "
-        "name a directory you can write to in DROPMAX_CACHE"
-    )
+def content_key(files: Sequence[Path], root: Path) -> str:
+    """Return a SHA-256 over the names (relative to ``root``) and bytes of all files.
 
-
-def _content_key(files: Sequence[Path], root: Path, folder: Path) -> str:
-    """Return a hash of all names and bytes, from the note kept for these very files if nothing about them changed."""
+    It is remembered in the cache, under the names, sizes and times of the files.
+    """
     prefix = root.as_posix()
     names = [path.as_posix().removeprefix(prefix) for path in files]
     seen = hashlib.sha256(os.fsencode(os.path.abspath(root)))
@@ -312,36 +272,17 @@ def _content_key(files: Sequence[Path], root: Path, folder: Path) -> str:
         if not stat.S_ISREG(status.st_mode):  # a pipe or a device could be read for ever
             raise DataError(f"{path} is not a file: remove it, or put an image in its place")
         seen.update(os.fsencode(f"\0{name}\0{status.st_size}\0{status.st_mtime_ns}"))
-    note = folder / f"{seen.hexdigest()[:40]}.key"
-    if note.is_file() and len(key := note.read_text(encoding="ascii", errors="replace")) == 64:
-        return key
-    content = hashlib.sha256()
-    pool = ThreadPoolExecutor(os.cpu_count() or 1)
-    try:
-        with progress(f"reading {len(files):,} images, once", len(files), "images") as advance:
-            starts = range(0, len(files), _CHUNK)
-            for start, digests in zip(starts, pool.map(lambda start: _digests(files, start), starts), strict=True):
-                for name, digest in zip(names[start : start + _CHUNK], digests, strict=True):
-                    content.update(os.fsencode(f"\0{name}\0{digest}"))
-                advance(len(digests))
-    finally:
-        pool.shutdown(cancel_futures=True)
-    temporary = note.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(content.hexdigest(), encoding="ascii")
-    os.replace(temporary, note)
+    with cache_folder("images") as folder:
+        note = folder / f"{seen.hexdigest()[:40]}.key"
+        if note.is_file() and len(key := note.read_text(encoding="ascii", errors="replace")) == 64:
+            return key
+        content = hashlib.sha256()
+
+        def work(start: int) -> list[str]:
+            return [digest(path, "sha256") for path in files[start : start + _CHUNK]]
+
+        found = itertools.chain.from_iterable(_in_chunks(work, len(files), "reading"))
+        for name, of_file in zip(names, found, strict=True):
+            content.update(os.fsencode(f"\0{name}\0{of_file}"))
+        write_atomically(note, content.hexdigest())
     return content.hexdigest()
-
-
-def _digests(files: Sequence[Path], start: int) -> list[str]:
-    return [_file_digest(path) for path in files[start : start + _CHUNK]]
-
-
-def _file_digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    try:
-        with open(path, "rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    return digest.hexdigest()

@@ -1,7 +1,8 @@
-"""Labels of tables and arrays: whole numbers or names, turned into class indices."""
+"""What the readers of files share: labels as class indices, text as lines, and how much memory a file may ask for."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,12 @@ from numpy.typing import NDArray
 from dropmax.errors import DataError, did_you_mean
 from dropmax.workbench.data.dataset import spell
 
-__all__ = ["as_labels", "as_whole_numbers", "encode", "encode_as"]
+__all__ = ["as_labels", "digest", "encode", "encode_as", "not_text", "read_lines", "refuse_bomb", "refuse_long"]
+
+_LONGEST_LABEL = 255
+# What a file may unpack to: this many bytes whatever its size, or beyond that, this many times its size. Tables that
+# are mostly zeros pack better, and must then be stored unpacked: a bomb looks the same from outside.
+_ALWAYS, _TIMES = 1 << 24, 100
 
 
 def as_labels(path: Path, name: str, values: NDArray[Any]) -> NDArray[Any]:
@@ -21,21 +27,17 @@ def as_labels(path: Path, name: str, values: NDArray[Any]) -> NDArray[Any]:
     >>> as_labels(Path("mine.npz"), "y", np.array([0.0, 2.0]))
     array([0, 2])
     """
-    if values.ndim != 1 or values.dtype.kind not in "biufU":
+    kind = values.dtype.kind
+    if values.ndim != 1 or kind not in "biufU":
         raise DataError(
             f"{path}: {name} must be one label per row, whole numbers or strings, not {values.dtype} {values.shape}"
         )
-    if values.dtype.kind == "f":
-        fraction = ~(np.isfinite(values) & (values == np.round(values)))
-        if fraction.any():
-            raise DataError(f"{path}: {name} holds {values[fraction][0]}; labels are whole numbers or names")
-    if values.dtype.kind == "U":
+    if kind == "U":
         return values
-    if (
-        values.dtype.kind in "uf"
-        and len(values)
-        and not -(2.0**63) <= float(values.min()) <= float(values.max()) < 2.0**63
-    ):
+    fraction = ~(np.isfinite(values) & (values == np.round(values))) if kind == "f" else np.zeros(0, bool)
+    if fraction.any():
+        raise DataError(f"{path}: {name} holds {values[fraction][0]}; labels are whole numbers or names")
+    if kind in "uf" and len(values) and not -(2.0**63) <= float(values.min()) <= float(values.max()) < 2.0**63:
         raise DataError(f"{path}: {name} holds {values.max()}, too large for the number of a class")
     return values.astype(np.int64)
 
@@ -63,14 +65,11 @@ def encode(
     encoded = {}
     for part, given in labels.items():
         place = np.searchsorted(values, given, sorter=order).clip(max=len(values) - 1)
-        index = order[place]
-        unknown = values[index] != given
-        if unknown.any():
+        encoded[part] = order[place].astype(np.int64)
+        strange = given[values[encoded[part]] != given]
+        if len(strange):
             where = "the training labels" if named is None else f"the {len(classes)} classes"
-            raise DataError(
-                f"{path}: the label {given[unknown][0]} of {part.replace('x', 'y', 1)} is not among {where}"
-            )
-        encoded[part] = index.astype(np.int64)
+            raise DataError(f"{path}: the label {strange[0]} of {part.replace('x', 'y', 1)} is not among {where}")
     return classes, encoded
 
 
@@ -85,22 +84,61 @@ def encode_as(path: Path, labels: NDArray[Any], classes: Sequence[str]) -> tuple
     named = labels.dtype.kind != "i" or any(name in index for name in names)
     if not named and len(labels) and labels.min() >= 0 and labels.max() < len(classes):
         return labels.astype(np.int64), f"{path} has numbers as labels: 0 is taken as {classes[0]!r}, and so on"
-    for name in names:
-        if name not in index:
-            raise DataError(
-                f"{path}: the label {name!r} is none of the {len(classes)} classes of the model:"
-                f"{did_you_mean(name, classes)} They are {spell(list(classes))}"
-            )
+    strange = next((name for name in names if name not in index), None)
+    if strange is not None:
+        raise DataError(
+            f"{path}: the label {strange!r} is none of the {len(classes)} classes of the model:"
+            f"{did_you_mean(strange, classes)} They are {spell(list(classes))}"
+        )
     return np.array([index[name] for name in names], np.int64), ""
 
 
-def as_whole_numbers(labels: NDArray[Any]) -> NDArray[Any]:
-    """Turn strings that are all whole numbers into numbers, so that 10 sorts after 9.
-
-    >>> as_whole_numbers(np.array(["10", "9"]))
-    array([10,  9])
-    """
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a text file."""
     try:
-        return labels.astype(np.int64)
-    except (ValueError, OverflowError):
-        return labels
+        with open(path, encoding="utf-8-sig") as stream:
+            return [line.removesuffix("\n") for line in stream]
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise not_text(path, error) from error
+
+
+def not_text(path: Path, error: UnicodeDecodeError) -> DataError:
+    """Return what to raise where a file is in another encoding, or no text at all."""
+    return DataError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}): save it as UTF-8")
+
+
+def digest(path: Path, algorithm: str) -> str:
+    """Return the digest of a file's content, in hexadecimal."""
+    found = hashlib.new(algorithm, usedforsecurity=False)
+    try:
+        with open(path, "rb") as stream:
+            while block := stream.read(1 << 20):
+                found.update(block)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    return found.hexdigest()
+
+
+def refuse_bomb(path: Path, size: int) -> None:
+    """Raise where a file asks for far more memory than its own size, before any is taken.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "small.npz")
+    >>> _ = path.write_bytes(bytes(1000))
+    >>> refuse_bomb(path, 10**9)
+    Traceback (most recent call last):
+    dropmax.errors.DataError: ... would take 1,000 MB, more than 100 times its size: ...
+    """
+    if size > max(_ALWAYS, _TIMES * path.stat().st_size):
+        raise DataError(
+            f"{path} would take {size / 1e6:,.0f} MB, more than {_TIMES} times its size: if that is right, store it "
+            "without compression"
+        )
+
+
+def refuse_long(where: str, name: str) -> None:
+    """Refuse long labels: they become an array, in which every row takes the memory of the longest."""
+    if len(name) > _LONGEST_LABEL:
+        raise DataError(f"{where}: a label has {len(name):,} characters; use names of at most {_LONGEST_LABEL}")

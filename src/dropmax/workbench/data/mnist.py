@@ -7,35 +7,37 @@ j for validation. The whole official test file follows, in its own order.
 
 from __future__ import annotations
 
+import gzip
 import lzma
+import math
 import os
+import zlib
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dropmax.errors import DataError
-from dropmax.workbench.data.idx import read_idx
+from dropmax.workbench.data.splits import Part, Parts
 
-__all__ = ["EmbeddedDigits", "choose_embedded", "embedded_digits", "find_mnist", "read_mnist"]
+__all__ = ["EmbeddedDigits", "choose_embedded", "embedded_digits", "find_mnist", "read_idx", "read_mnist"]
 
-DIGITS = tuple("0123456789")
 FILES = {"train-images": 3, "train-labels": 1, "t10k-images": 3, "t10k-labels": 1}  # and their dimensions
 FOLDERS = ("mnist", "MNIST/raw", ".")
+_DIGITS = tuple("0123456789")
 _TRAIN, _VALIDATION, _TEST = 5_000, 5_000, 10_000
+_HOLDS = {1: "labels (1 dimension)", 3: "images (3 dimensions)"}
+_DEFLATE_LIMIT = 1032  # no deflate stream expands by more, so a header promising more is lying
+_MOST = 1 << 28  # bytes; MNIST's largest file has 47 million, and a small gzip of zeros could have any number
 
 
 @dataclass(frozen=True, eq=False)
 class EmbeddedDigits:
-    """The digits inside the package, as arrays: images (N, 28, 28), labels (N,), rows of the official training file.
-
-    >>> digits = embedded_digits()
-    >>> len(digits.train_images), len(digits.validation_images), len(digits.test_images)
-    (5000, 5000, 10000)
-    """
+    """The digits inside the package, as arrays: images (N, 28, 28), labels (N,), rows of the official training file."""
 
     train_images: NDArray[np.uint8]
     train_labels: NDArray[np.uint8]
@@ -54,21 +56,16 @@ def embedded_digits() -> EmbeddedDigits:
     ``embedded/mnist-20k.xz`` is, unpacked: 20,000 images of 784 bytes (training, validation, test), 20,000 labels of
     one byte, then 10,000 little-endian 16-bit rows of the official training file (training, validation). The xz
     container carries a checksum of it all, which unpacking verifies.
-
-    >>> digits = embedded_digits()
-    >>> [int(n) for n in np.bincount(digits.train_labels)] == [500] * 10
-    True
     """
     packed = resources.files("dropmax.workbench.data").joinpath("embedded/mnist-20k.xz").read_bytes()
     try:
-        content = lzma.decompress(packed)
+        # bytearray so that the arrays are writable: torch warns about tensors over read-only memory.
+        memory = bytearray(lzma.decompress(packed))
     except lzma.LZMAError as error:
         raise DataError(
             f"the digits inside the package (mnist-20k.xz) are damaged ({error}): install it again"
         ) from error
     count = _TRAIN + _VALIDATION + _TEST
-    # bytearray so that the arrays are writable: torch warns about tensors over read-only memory.
-    memory = bytearray(content)
     images = np.frombuffer(memory, np.uint8, count * 784).reshape(count, 28, 28)
     labels = np.frombuffer(memory, np.uint8, count, offset=count * 784)
     rows = np.frombuffer(memory, "<u2", _TRAIN + _VALIDATION, offset=count * 785)
@@ -87,40 +84,64 @@ def choose_embedded(labels: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArr
     >>> train[:3], validation[:3]
     (array([0, 4, 8]), array([ 2,  6, 10]))
     """
-    train, validation = [], []
-    for digit in range(10):
-        of_digit = np.flatnonzero(labels == digit)
-        taken = of_digit[np.arange(1000) * len(of_digit) // 1000]
-        train.append(taken[0::2])
-        validation.append(taken[1::2])
-    return np.sort(np.concatenate(train)), np.sort(np.concatenate(validation))
+    of_digits = [np.flatnonzero(labels == digit) for digit in range(10)]
+    taken = [rows[np.arange(1000) * len(rows) // 1000] for rows in of_digits]
+    return np.sort(np.concatenate([rows[0::2] for rows in taken])), np.sort(np.concatenate([r[1::2] for r in taken]))
+
+
+def read_embedded() -> Parts:
+    """Return the digits inside the package; mnist-1k and mnist-5k are made of these and nothing else."""
+    digits = embedded_digits()
+    return Parts(
+        _part(digits.train_images, digits.train_labels),
+        _DIGITS,
+        _part(digits.validation_images, digits.validation_labels),
+        _part(digits.test_images, digits.test_labels),
+    )
+
+
+def read_55k(data_dir: Path) -> Parts:
+    """Read the publisher's files; the embedded validation images are held out, the 55,000 others train."""
+    files = find_mnist(data_dir)
+    missing = [f"{part}-idx{dimensions}-ubyte.gz" for part, dimensions in FILES.items() if part not in files]
+    if missing:
+        there = next(iter(files.values())).parent
+        raise DataError(f"{there} lacks {', '.join(missing)}: run `dropmax data fetch mnist`")
+    images, labels = read_mnist(files, "train")
+    digits = embedded_digits()
+    validation = digits.validation_rows.astype(np.int64)
+    # The rows mean something only in the official file: a shuffled or shortened one would leak training images.
+    if len(images) != 60_000 or not np.array_equal(images[validation], digits.validation_images):
+        raise DataError(
+            f"{files['train-images']} is not the official MNIST training file of 60,000 images in their official "
+            "order: fetch it again with `dropmax data fetch mnist`"
+        )
+    train = np.setdiff1d(np.arange(60_000), validation, assume_unique=True)
+    held_out = _part(images[validation], labels[validation])
+    return Parts(_part(images[train], labels[train]), _DIGITS, held_out, _part(*read_mnist(files, "t10k")))
+
+
+def _part(images: NDArray[np.uint8], labels: NDArray[np.uint8]) -> Part:
+    return Part(images[:, None], labels.astype(np.int64))
 
 
 def find_mnist(data_dir: Path) -> dict[str, Path]:
     """Return which of the four official files are there, under either spelling, plain or gzipped.
 
     Looked for in ``data_dir/mnist``, ``data_dir/MNIST/raw`` and ``data_dir`` itself.
-
-    >>> find_mnist(Path("no such directory"))
-    {}
     """
     found = {}
     for part, dimensions in FILES.items():
         spellings = (f"{part}{mark}idx{dimensions}-ubyte{end}" for mark in "-." for end in ("", ".gz"))
-        candidates = [data_dir / folder / spelling for spelling in spellings for folder in FOLDERS]
-        present = [path for path in candidates if os.path.isfile(path)]
-        if present:
-            found[part] = present[0]
+        candidates = (data_dir / folder / spelling for spelling in spellings for folder in FOLDERS)
+        present = next((path for path in candidates if os.path.isfile(path)), None)
+        if present is not None:
+            found[part] = present
     return found
 
 
 def read_mnist(files: dict[str, Path], half: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Read the images (N, 28, 28) and labels (N,) of one half, ``"train"`` or ``"t10k"``, of :func:`find_mnist`.
-
-    >>> read_mnist({"train-images": Path("no-such-file"), "train-labels": Path("none")}, "train")
-    Traceback (most recent call last):
-    dropmax.errors.DataError: no-such-file cannot be read as an idx file: ...
-    """
+    """Read the images (N, 28, 28) and labels (N,) of one half, ``"train"`` or ``"t10k"``, of :func:`find_mnist`."""
     images, labels = files[f"{half}-images"], files[f"{half}-labels"]
     pixels, classes = read_idx(images, 3), read_idx(labels, 1)
     if pixels.shape[1:] != (28, 28):
@@ -133,21 +154,48 @@ def read_mnist(files: dict[str, Path], half: str) -> tuple[NDArray[np.uint8], ND
     return pixels, classes
 
 
-def read_55k(files: dict[str, Path]) -> list[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
-    """Read MNIST-55K: 55,000 for training, the embedded validation images, the test images, and the labels of each.
+def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
+    """Read an idx file of unsigned bytes with the given number of dimensions (1 for labels, 3 for images).
 
-    >>> read_55k({})
-    Traceback (most recent call last):
-    KeyError: 'train-images'
+    The format is ``00 00 08 d``, then d big-endian sizes, then that many bytes. Whether it is gzipped is seen from its
+    first bytes, not from its name. Nothing larger than what is in the file is ever allocated, whatever the header says.
     """
-    images, labels = read_mnist(files, "train")
-    digits = embedded_digits()
-    validation = digits.validation_rows.astype(np.int64)
-    # The rows mean something only in the official file: a shuffled or shortened one would leak training images.
-    if len(images) != 60_000 or not np.array_equal(images[validation], digits.validation_images):
-        raise DataError(
-            f"{files['train-images']} is not the official MNIST training file of 60,000 images in their official "
-            "order: fetch it again with `dropmax data fetch mnist`"
-        )
-    train = np.setdiff1d(np.arange(60_000), validation, assume_unique=True)
-    return [(images[train], labels[train]), (images[validation], labels[validation]), read_mnist(files, "t10k")]
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as raw:
+            packed = raw.read(2) == b"\x1f\x8b"
+            raw.seek(0)
+            if packed:
+                with gzip.GzipFile(fileobj=raw) as stream:
+                    return _parse(stream, path, dimensions, size * _DEFLATE_LIMIT)  # type: ignore[arg-type]
+            return _parse(raw, path, dimensions, size)
+    except EOFError:
+        raise DataError(f"{path} is cut short: the gzip stream ends early; fetch it again") from None
+    except (OSError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read as an idx file: {error}") from error
+
+
+def _parse(stream: BinaryIO, path: Path, dimensions: int, most: int) -> NDArray[np.uint8]:
+    header = stream.read(4 + 4 * dimensions)
+    if len(header) < 4:
+        raise DataError(f"{path} is {'too short' if header else 'empty'}: an idx file of MNIST was expected")
+    if header[:3] != b"\x00\x00\x08":
+        raise DataError(f"{path} is not an idx file of bytes: it starts with {header[:4].hex(' ')}, not 00 00 08")
+    if header[3] != dimensions:
+        found = _HOLDS.get(header[3], f"{header[3]} dimensions")
+        raise DataError(f"{path} holds {found} where {_HOLDS.get(dimensions, dimensions)} were expected")
+    sizes = tuple(int(size) for size in np.frombuffer(header, ">u4", offset=4, count=(len(header) - 4) // 4))
+    total = math.prod(sizes)
+    if len(sizes) < dimensions or total > most:
+        raise DataError(f"{path} is cut short: its header promises more bytes than the file can hold")
+    if total > _MOST:
+        raise DataError(f"{path} promises {total:,} bytes, but no file of MNIST has more than {_MOST:,}")
+    if total == 0:
+        raise DataError(f"{path} holds nothing: its header gives the sizes {sizes}")
+    content = bytearray()
+    while block := stream.read(min(1 << 20, total + 1 - len(content))):  # up to one byte too many
+        content += block
+    if len(content) != total:
+        compared = "more" if len(content) > total else "fewer"
+        raise DataError(f"{path} holds {compared} bytes than the {total:,} its header promises ({sizes})")
+    return np.frombuffer(content, np.uint8).reshape(sizes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,16 @@ from numpy.typing import NDArray
 
 from dropmax.errors import DataError
 from dropmax.workbench.data.dataset import spell
-from dropmax.workbench.data.labels import as_labels, encode
-from dropmax.workbench.data.limits import refuse_bomb
-from dropmax.workbench.data.parts import Part, Parts
+from dropmax.workbench.data.labels import as_labels, encode, refuse_bomb
+from dropmax.workbench.data.splits import Part, Parts
 
-__all__ = ["npz_origin", "read_npz", "read_npz_rows"]
+__all__ = ["NpzRows", "read_npz", "read_npz_rows"]
 
+_Arrays = dict[str, NDArray[Any]]
 _DEFLATE_LIMIT = 1032  # no deflate stream expands by more, so a header promising more is lying
+#: How people spell the parts of the array ``split``.
+_SPLITS = {name: name for name in ("train", "validation", "test", "outside")}
+_SPLITS |= dict.fromkeys(("val", "valid"), "validation")
 
 
 def read_npz(path: Path) -> Parts:
@@ -38,29 +42,20 @@ def read_npz(path: Path) -> Parts:
     """
     arrays = _open_npz(path)
     names = ["x_train", "x_val", "x_test"] if "x_train" in arrays else ["x"]
-    known = {"classes", *names, *(name.replace("x", "y", 1) for name in names)}
-    if names == ["x"]:
-        known |= {"split", "names", "text", "backbone"}
-    if "x_train" not in arrays and "x" not in arrays:
+    if names[0] not in arrays:
         raise DataError(
             f"{path} has the arrays {spell(sorted(arrays))}, but x and y, or x_train and y_train, are needed"
         )
+    known = {"classes", *names, *map(_label_name, names)}
+    if names == ["x"]:
+        known |= {"split", "names", "text", "backbone"}
     stray = sorted(arrays.keys() - known)
     if stray:
         raise DataError(f"{path} has the array {stray[0]!r}, which is not one of {', '.join(sorted(known))}")
     inputs, labels = {}, {}
     for name in names:
-        label_name = name.replace("x", "y", 1)
-        if (name in arrays) != (label_name in arrays):
-            present, absent = (name, label_name) if name in arrays else (label_name, name)
-            raise DataError(f"{path} has the array {present!r} but not {absent!r}")
-        if name in arrays:
-            inputs[name] = _inputs(path, name, arrays[name])
-            labels[name] = as_labels(path, label_name, arrays[label_name])
-            if len(inputs[name]) != len(labels[name]):
-                raise DataError(
-                    f"{path}: {name} has {len(inputs[name]):,} rows, but {label_name} has {len(labels[name]):,}"
-                )
+        if name in arrays or _label_name(name) in arrays:
+            inputs[name], labels[name] = _pair(path, name, arrays)
     shapes = {name: values.shape[1:] for name, values in inputs.items()}
     if len(set(shapes.values())) > 1:
         raise DataError(f"{path}: the rows of its parts differ in shape: {shapes}")
@@ -70,30 +65,71 @@ def read_npz(path: Path) -> Parts:
     shown = _shown(arrays, len(inputs[names[0]]))
     parts = {name: Part(inputs[name], encoded[name], shown if name == "x" else None) for name in inputs}
     return Parts(
-        train=parts[names[0]], validation=parts.get("x_val"), test=parts.get("x_test"), classes=classes,
-        origin=_origin(path, arrays), names=_row_names(path, arrays, None),
+        parts[names[0]], classes, parts.get("x_val"), parts.get("x_test"),
+        origin=_origin(path, arrays), names=_row_names(path, arrays),
     )  # fmt: skip
 
 
-#: How people spell the three parts.
-_SPLITS = {
-    "train": "train",
-    "val": "validation",
-    "valid": "validation",
-    "validation": "validation",
-    "test": "test",
-    "outside": "outside",
-}
+@dataclass(frozen=True, eq=False)
+class NpzRows:
+    """Rows of an archive, for a model that was trained on others."""
+
+    values: NDArray[Any]
+    labels: NDArray[Any] | None  #: numbers, or the names of classes
+    origin: str  #: the backbone the features came from, or nothing
+    outside: NDArray[np.intp]  #: rows that the array ``split`` calls outside: they belong to no class
 
 
-def _by_split(path: Path, arrays: dict[str, NDArray[Any]], inputs: NDArray[Any], labels: NDArray[Any]) -> Parts:
+def read_npz_rows(path: Path, *, labelled: bool = True) -> NpzRows:
+    """Read the inputs (``x``, or else ``x_test``) and, if ``labelled``, their labels where there are any.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "new.npz")
+    >>> np.savez(path, x=np.zeros((2, 3)), split=np.array(["train", "outside"]))
+    >>> rows = read_npz_rows(path)
+    >>> rows.values.shape, rows.labels, rows.outside
+    ((2, 3), None, array([1]))
+    """
+    arrays = _open_npz(path)
+    name = "x" if "x" in arrays else "x_test"
+    if name not in arrays:
+        raise DataError(f"{path} has the arrays {spell(sorted(arrays))}, but x (or x_test) is needed")
+    labels = None
+    if labelled and _label_name(name) in arrays:
+        values, labels = _pair(path, name, arrays)
+        if "classes" in arrays:
+            classes, encoded = encode(path, {name: labels}, arrays["classes"])
+            labels = np.array(classes)[encoded[name]]
+    else:
+        values = _inputs(path, name, arrays[name])
+    split = arrays.get("split", np.empty(0, str))
+    outside = np.flatnonzero(split == "outside") if split.dtype.kind == "U" else np.empty(0, int)
+    return NpzRows(values, labels, _origin(path, arrays), outside)
+
+
+def _label_name(name: str) -> str:
+    return name.replace("x", "y", 1)
+
+
+def _pair(path: Path, name: str, arrays: _Arrays) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the inputs of this name and their labels, one for each."""
+    label_name = _label_name(name)
+    for present, absent in ((name, label_name), (label_name, name)):
+        if absent not in arrays:
+            raise DataError(f"{path} has the array {present!r} but not {absent!r}")
+    inputs, labels = _inputs(path, name, arrays[name]), as_labels(path, label_name, arrays[label_name])
+    if len(inputs) != len(labels):
+        raise DataError(f"{path}: {name} has {len(inputs):,} rows, but {label_name} has {len(labels):,}")
+    return inputs, labels
+
+
+def _by_split(path: Path, arrays: _Arrays, inputs: NDArray[Any], labels: NDArray[Any]) -> Parts:
     """Divide the rows by the array ``split``; rows of any other part are left out, which a note says."""
     split = arrays["split"]
     if split.shape != (len(inputs),) or split.dtype.kind != "U":
         raise DataError(f"{path}: split must be one of train, validation and test for each of the {len(inputs):,} rows")
     part_of = np.array([_SPLITS.get(name.lower(), "") for name in split.tolist()])
     rows = {part: np.flatnonzero(part_of == part) for part in ("train", "validation", "test")}
-    outside = inputs[part_of == "outside"]
     if not len(rows["train"]):
         raise DataError(f"{path}: no row of its array split is 'train'; it holds {spell(sorted(set(split.tolist())))}")
     used = {part: index for part, index in rows.items() if len(index)}
@@ -105,15 +141,16 @@ def _by_split(path: Path, arrays: dict[str, NDArray[Any]], inputs: NDArray[Any],
     }
     unused = (part_of == "") | (part_of == "outside")
     others = sorted(set(split[unused].tolist()))
-    left_out = f"{int(unused.sum()):,} rows of {spell(others)} are neither trained nor tested on"
+    outside, names = inputs[part_of == "outside"], _row_names(path, arrays)
     return Parts(
-        train=parts["train"], validation=parts.get("validation"), test=parts.get("test"), classes=classes,
-        notes=(left_out,) if others else (), origin=_origin(path, arrays),
-        names=_row_names(path, arrays, rows["train"]), outside=outside if len(outside) else None,
+        parts["train"], classes, parts.get("validation"), parts.get("test"), origin=_origin(path, arrays),
+        notes=(f"{int(unused.sum()):,} rows of {spell(others)} are neither trained nor tested on",) * bool(others),
+        names=None if names is None else [names[row] for row in rows["train"]],
+        outside=outside if len(outside) else None,
     )  # fmt: skip
 
 
-def _origin(path: Path, arrays: dict[str, NDArray[Any]]) -> str:
+def _origin(path: Path, arrays: _Arrays) -> str:
     """Return what the file says about the backbone its features came from, or nothing."""
     if "backbone" not in arrays:
         return ""
@@ -125,95 +162,30 @@ def _origin(path: Path, arrays: dict[str, NDArray[Any]]) -> str:
         raise DataError(f"{path}: its array backbone is damaged: {error}") from error
 
 
-def _shown(arrays: dict[str, NDArray[Any]], rows: int) -> NDArray[Any] | None:
+def _shown(arrays: _Arrays, rows: int) -> NDArray[Any] | None:
     """Return the sentences, or else the file names, behind features of a backbone."""
     found = arrays.get("text", arrays.get("names"))
     return found if "backbone" in arrays and found is not None and found.shape == (rows,) else None
 
 
-def _row_names(
-    path: Path, arrays: dict[str, NDArray[Any]], rows: NDArray[np.int64] | None
-) -> dict[str, tuple[str, ...]] | None:
+def _row_names(path: Path, arrays: _Arrays) -> list[str] | None:
     names = arrays.get("names")
     if names is None:
         return None
     if names.dtype.kind != "U" or names.shape != arrays["x"].shape[:1]:
         raise DataError(f"{path}: names must be one string per row")
-    return {"train": tuple((names if rows is None else names[rows]).tolist())}
+    found: list[str] = names.tolist()
+    return found
 
 
-def npz_origin(path: Path) -> str:
-    """Return the description of the backbone that an .npz names, or nothing."""
-    return _origin(path, _open_npz(path))
-
-
-def read_npz_rows(path: Path, *, labelled: bool = True) -> tuple[NDArray[Any], NDArray[Any] | None, tuple[str, ...]]:
-    """Return the inputs (``x``, or else ``x_test``), their labels where there are any, and the names of the classes.
-
-    Without ``labelled`` the labels are not looked at.
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp(), "new.npz")
-    >>> np.savez(path, x=np.zeros((2, 3)))
-    >>> values, labels, classes = read_npz_rows(path)
-    >>> values.shape, labels, classes
-    ((2, 3), None, ())
-    """
-    arrays = _open_npz(path)
-    name = "x" if "x" in arrays else "x_test"
-    if name not in arrays:
-        raise DataError(f"{path} has the arrays {spell(sorted(arrays))}, but x (or x_test) is needed")
-    values = _inputs(path, name, arrays[name])
-    given = arrays.get(name.replace("x", "y", 1)) if labelled else None
-    if given is None:
-        return values, None, ()
-    labels = as_labels(path, name.replace("x", "y", 1), given)
-    if len(labels) != len(values):
-        raise DataError(f"{path}: {name} has {len(values):,} rows, but its labels {len(labels):,}")
-    if "classes" in arrays:
-        classes, encoded = encode(path, {name: labels}, arrays["classes"])
-        return values, np.array(classes)[encoded[name]], classes
-    return values, labels, ()
-
-
-def outside_rows(path: Path) -> NDArray[np.intp] | None:
-    """Return the rows that the array ``split`` calls ``outside``, which belong to no class; None where there are none.
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp(), "new.npz")
-    >>> np.savez(path, x=np.zeros((2, 3)), split=np.array(["train", "outside"]))
-    >>> outside_rows(path)
-    array([1])
-    """
-    split = _open_npz(path).get("split")
-    rows = np.flatnonzero(split == "outside") if split is not None and split.dtype.kind == "U" else np.empty(0, int)
-    return rows if len(rows) else None
-
-
-def _open_npz(path: Path) -> dict[str, NDArray[Any]]:
+def _open_npz(path: Path) -> _Arrays:
     """Load every array by its lower-case name, once its header is known not to promise more than the file holds."""
-    arrays: dict[str, NDArray[Any]] = {}
+    arrays: _Arrays = {}
     try:
         with zipfile.ZipFile(path) as archive:
             refuse_bomb(path, sum(info.file_size for info in archive.infolist()))
             for info in archive.infolist():
-                if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # the others know no bounds
-                    raise DataError(f"{path}: {info.filename} is packed in a way that np.savez never uses")
-                if info.file_size > _DEFLATE_LIMIT * min(info.compress_size, path.stat().st_size) + 1024:
-                    raise DataError(f"{path}: {info.filename} claims to be larger than the file can hold")
-                with archive.open(info) as stream:
-                    version = np.lib.format.read_magic(stream)
-                    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else None
-                    read = np.lib.format.read_array_header_2_0 if version == (2, 0) else read
-                    if read is None:
-                        raise DataError(f"{path}: {info.filename} is of an unknown .npy version {version}")
-                    shape, _, dtype = read(stream)
-                    if dtype.itemsize == 0:
-                        raise DataError(f"{path}: {info.filename} holds values of no size")
-                    if dtype.hasobject:
-                        raise DataError(f"{path}: {info.filename} holds Python objects; store numbers or strings")
-                    if int(np.prod(shape, dtype=object)) * dtype.itemsize + stream.tell() != info.file_size:
-                        raise DataError(f"{path}: the header of {info.filename} does not fit its size")
+                _check_member(path, archive, info)
                 with archive.open(info) as stream:
                     name = info.filename.removesuffix(".npy").lower()
                     arrays[name] = np.lib.format.read_array(stream, allow_pickle=False)
@@ -224,6 +196,25 @@ def _open_npz(path: Path) -> dict[str, NDArray[Any]]:
     except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds on damaged archives
         raise DataError(f"{path} is not a sound .npz file: {error}") from error
     return arrays
+
+
+def _check_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> None:
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # the others know no bounds
+        raise DataError(f"{path}: {info.filename} is packed in a way that np.savez never uses")
+    if info.file_size > _DEFLATE_LIMIT * min(info.compress_size, path.stat().st_size) + 1024:
+        raise DataError(f"{path}: {info.filename} claims to be larger than the file can hold")
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    with archive.open(info) as stream:
+        version = np.lib.format.read_magic(stream)
+        if version not in readers:
+            raise DataError(f"{path}: {info.filename} is of an unknown .npy version {version}")
+        shape, _, dtype = readers[version](stream)
+        if dtype.itemsize == 0:
+            raise DataError(f"{path}: {info.filename} holds values of no size")
+        if dtype.hasobject:
+            raise DataError(f"{path}: {info.filename} holds Python objects; store numbers or strings")
+        if int(np.prod(shape, dtype=object)) * dtype.itemsize + stream.tell() != info.file_size:
+            raise DataError(f"{path}: the header of {info.filename} does not fit its size")
 
 
 def _inputs(path: Path, name: str, values: NDArray[Any]) -> NDArray[Any]:
@@ -244,9 +235,9 @@ def _inputs(path: Path, name: str, values: NDArray[Any]) -> NDArray[Any]:
             "images as uint8 (N, H, W), (N, H, W, C) or (N, C, H, W)"
         )
     if values.ndim == 3:
-        return np.ascontiguousarray(values[:, None])
-    if values.shape[1] in (1, 3):
-        return np.ascontiguousarray(values)
-    if values.shape[3] in (1, 3):
-        return np.ascontiguousarray(values.transpose(0, 3, 1, 2))
-    raise DataError(f"{path}: {name} of shape {values.shape} has neither one nor three channels")
+        values = values[:, None]
+    elif values.shape[1] not in (1, 3):
+        if values.shape[3] not in (1, 3):
+            raise DataError(f"{path}: {name} of shape {values.shape} has neither one nor three channels")
+        values = values.transpose(0, 3, 1, 2)
+    return np.ascontiguousarray(values)

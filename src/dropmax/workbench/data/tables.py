@@ -1,10 +1,14 @@
-"""Tables of features with a header: .csv and .parquet, whose columns are known by their names."""
+"""Tables with a header: .csv with any usual separator, .parquet and JSON lines; their features, or their texts."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +17,16 @@ from numpy.typing import NDArray
 
 from dropmax.errors import DataError, did_you_mean
 from dropmax.workbench.data.dataset import spell
-from dropmax.workbench.data.labels import as_labels, as_whole_numbers, encode
-from dropmax.workbench.data.limits import refuse_long
-from dropmax.workbench.data.npz import read_npz, read_npz_rows
-from dropmax.workbench.data.parquet import open_parquet, parquet_labels, parquet_numbers
-from dropmax.workbench.data.parts import Part, Parts
+from dropmax.workbench.data.labels import encode, not_text, read_lines, refuse_long
+from dropmax.workbench.data.parquet import Parquet
+from dropmax.workbench.data.splits import Part, Parts
 
-__all__ = ["TableRows", "read_csv", "read_features", "read_npz", "read_parquet", "read_rows", "read_table"]
+__all__ = ["TEXT_SUFFIXES", "TableRows", "TextTable", "read_rows", "read_table", "read_texts"]
+
+#: What :func:`read_texts` reads.
+TEXT_SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
+
+_OPTIONS = {"texts": "--text", "labels": "--label-column", "identifiers": "--id-column", "splits": "--split-column"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +40,17 @@ class TableRows:
     ignored: tuple[str, ...] = ()  #: columns that are neither features, labels nor identifiers
 
 
+@dataclass
+class TextTable:
+    """Texts row by row, with their labels, ids and splits where the table has such columns."""
+
+    texts: list[str]
+    labels: list[str]
+    ids: list[str]
+    splits: list[str]
+    left_out: list[str] = field(default_factory=list)  #: rows without a text, which are in none of the lists
+
+
 def read_table(path: Path, label_column: str = "label", id_column: str = "") -> Parts:
     """Read a table to learn from: numbers, one column of labels, and perhaps one of identifiers.
 
@@ -44,57 +62,13 @@ def read_table(path: Path, label_column: str = "label", id_column: str = "") -> 
     (('iris', 'rose'), ('length', 'width'))
     """
     rows = read_rows(path, label_column, id_column, labelled=True)
-    if rows.labels is None:
-        raise DataError(f"{path} has no labels")
+    assert rows.labels is not None
     classes, encoded = encode(path, {"all": rows.labels})
-    names = None if rows.ids is None else {"train": rows.ids}
-    return Parts(Part(rows.values, encoded["all"]), classes, columns=rows.columns, names=names)
-
-
-def read_csv(path: Path, label_column: str = "label") -> Parts:
-    """Read a comma-separated table with a header, see :func:`read_table`.
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp(), "mine.csv")
-    >>> _ = path.write_text("length,width,label\\n5.1,3.5,iris\\n4,2,rose\\n")
-    >>> read_csv(path).classes
-    ('iris', 'rose')
-    """
-    return read_table(path, label_column)
-
-
-def read_parquet(path: Path, label_column: str = "label") -> Parts:
-    """Read a Parquet table, see :func:`read_table`; needs pyarrow.
-
-    >>> import pyarrow, pyarrow.parquet, tempfile
-    >>> path = Path(tempfile.mkdtemp(), "mine.parquet")
-    >>> pyarrow.parquet.write_table(pyarrow.table({"length": [5.1, 4.0], "label": ["iris", "rose"]}), path)
-    >>> read_parquet(path).classes
-    ('iris', 'rose')
-    """
-    return read_table(path, label_column)
-
-
-def read_features(path: Path, label_column: str = "label") -> NDArray[Any]:
-    """Read the inputs of an .npz (``x``, or else ``x_test``), .csv or .parquet file, leaving out any labels.
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp(), "new.csv")
-    >>> _ = path.write_text("length,width\\n5.1,3.5\\n4,2\\n")
-    >>> read_features(path)
-    array([[5.1, 3.5],
-           [4. , 2. ]], dtype=float32)
-    """
-    return read_npz_rows(path)[0] if path.suffix.lower() == ".npz" else read_rows(path, label_column).values
+    return Parts(Part(rows.values, encoded["all"]), classes, columns=rows.columns, names=rows.ids)
 
 
 def read_rows(
-    path: Path,
-    label_column: str = "label",
-    id_column: str = "",
-    *,
-    columns: Sequence[str] = (),
-    labelled: bool = False,
+    path: Path, label_column: str = "label", id_column: str = "", *, columns: Sequence[str] = (), labelled: bool = False
 ) -> TableRows:
     """Read the rows of a .csv or .parquet table.
 
@@ -113,17 +87,12 @@ def read_rows(
     >>> rows.values.tolist(), rows.ignored
     ([[5.099999904632568, 3.5], [4.0, 2.0]], ('note',))
     """
-    table = _Parquet(path) if path.suffix.lower() == ".parquet" else _Csv(path)
-    header = table.header
-    _check_header(path, header)
+    table = _open(path)
+    header, special = table.header, {label_column, id_column}
     if labelled:
-        _check_label(path, header, label_column)
-    if id_column and id_column not in header and not columns:
-        raise DataError(
-            f"{path} has no column {id_column!r} for the identifiers:{did_you_mean(id_column, header)} "
-            f"Its columns are {spell(header)}; name the right one with --id-column (id_column)"
-        )
-    special = {label_column, id_column}
+        _check_column(table, "labels", label_column)
+    if id_column and (id_column in header or not columns):
+        _check_column(table, "identifiers", id_column)
     missing = [name for name in columns if name not in header]
     if missing:
         raise DataError(
@@ -133,129 +102,192 @@ def read_rows(
     features = tuple(columns) or tuple(name for name in header if name not in special)
     if not features:
         raise DataError(f"{path} has no columns of features")
-    labels = table.labels(label_column) if labelled else None
-    ids = table.texts(id_column) if id_column in header else None
-    ignored = tuple(name for name in header if name not in features and name not in special)
-    return TableRows(features, table.numbers(features), labels, ids, ignored)
+    twice = Counter(header) - Counter(set(header))
+    if any(name in twice for name in features):
+        raise DataError(f"{path} has the column {next(iter(twice))!r} twice: rename one of them")
+    known = special.union(features)
+    return TableRows(
+        features,
+        table.numbers(features),
+        table.labels(label_column) if labelled else None,
+        tuple(map(str, table.cells(id_column))) if id_column in header else None,
+        tuple(name for name in header if name not in known),
+    )
 
 
-class _Csv:
-    """A comma-separated table, held as text."""
+def read_texts(
+    path: Path,
+    text_column: str,
+    *,
+    label_column: str | None = None,
+    id_column: str | None = None,
+    split_column: str | None = None,
+) -> TextTable:
+    """Read the named columns of a table; a row is called by its id, or else ``row 7``, counted from 1.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.header, self.numbered = _csv_lines(path)
-
-    def numbers(self, names: Sequence[str]) -> NDArray[np.float32]:
-        return _csv_numbers(self.path, {name: self.header.index(name) for name in names}, self.numbered)
-
-    def labels(self, name: str) -> NDArray[Any]:
-        place = self.header.index(name)
-        for line, row in self.numbered:
-            if not row[place]:
-                raise DataError(f"{self.path}, line {line}: the label is empty")
-            refuse_long(f"{self.path}, line {line}", row[place])
-        return as_whole_numbers(np.array([row[place] for _, row in self.numbered]))
-
-    def texts(self, name: str) -> tuple[str, ...]:
-        place = self.header.index(name)
-        return tuple(row[place] for _, row in self.numbered)
-
-
-class _Parquet:
-    """A Parquet table, of which the columns asked for are read."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.header = open_parquet(path, ()).column_names
-
-    def numbers(self, names: Sequence[str]) -> NDArray[np.float32]:
-        return parquet_numbers(self.path, open_parquet(self.path, names, numeric=True))
-
-    def labels(self, name: str) -> NDArray[Any]:
-        table = open_parquet(self.path, (name,), dictionary=True)
-        return as_labels(self.path, name, parquet_labels(self.path, table.column(0)))
-
-    def texts(self, name: str) -> tuple[str, ...]:
-        return tuple(str(value) for value in open_parquet(self.path, (name,)).column(0).to_pylist())
-
-
-def _check_header(path: Path, header: Sequence[str]) -> None:
-    if not header:
-        raise DataError(f"{path} is empty")
-    if len(set(header)) < len(header):
-        twice = next(name for name in header if list(header).count(name) > 1)
-        raise DataError(f"{path} has the column {twice!r} twice")
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "intents.csv")
+    >>> _ = path.write_text("utterance;intent\\nWhere is my card?;card_arrival\\n;card_arrival\\n")
+    >>> table = read_texts(path, "utterance", label_column="intent")
+    >>> table.texts, table.labels, table.left_out
+    (['Where is my card?'], ['card_arrival'], ['row 2'])
+    """
+    table = _open(path)
+    wanted = {"texts": text_column, "labels": label_column, "identifiers": id_column, "splits": split_column}
+    columns: dict[str, list[Any]] = {}
+    for purpose, name in wanted.items():
+        if name is not None:
+            _check_column(table, purpose, name)
+            columns[purpose] = table.cells(name)
+    ids = columns.get("identifiers", [""] * len(columns["texts"]))
+    called = [_plain(cell) or f"row {number}" for number, cell in enumerate(ids, 1)]
+    there = [k for k, text in enumerate(columns["texts"]) if _plain(text)]
+    if not there:
+        raise DataError(f"{path} has no texts in its column {text_column!r}")
+    labels = [_plain(columns["labels"][k]) for k in there] if label_column else []
+    for k, label in zip(there, labels, strict=False):
+        if not label:
+            raise DataError(f"{path}, {called[k]}: the label in column {label_column!r} is empty")
+        refuse_long(f"{path}, {called[k]}", label)
+    return TextTable(
+        texts=[str(columns["texts"][k]) for k in there],
+        labels=labels,
+        ids=[called[k] for k in there],
+        splits=[_plain(columns["splits"][k]) for k in there] if split_column else [],
+        left_out=[called[k] for k in sorted(set(range(len(called))) - set(there))],
+    )
 
 
-def _check_label(path: Path, header: Sequence[str], label_column: str) -> None:
-    if label_column not in header:
+def _check_column(table: _Lines | Parquet, purpose: str, name: str) -> None:
+    """Raise unless the header has this column, once."""
+    path, header = table.path, table.header
+    if header.count(name) > 1:
+        raise DataError(f"{path} has the column {name!r} twice: rename one of them")
+    if name not in header:
         raise DataError(
-            f"{path} has no column {label_column!r} for the labels:{did_you_mean(label_column, header)} "
-            f"Its columns are {spell(list(header))}; name the right one with --label-column (label_column)"
+            f"{path} has no column {name!r} for the {purpose}:{did_you_mean(name, header)} "
+            f"Its columns are {spell(header)}; name the right one with {_OPTIONS[purpose]}"
         )
-    if len(header) < 2:
-        raise DataError(f"{path} has only the label column, and no features")
 
 
-def _csv_lines(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Return the header, and each row of as many cells with the number of its line."""
+def _plain(value: Any) -> str:
+    """Return a cell as text; nothing, NaN and blanks are all empty."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    return str(value).strip()
+
+
+def _open(path: Path) -> _Lines | Parquet:
+    readers: dict[str, Callable[[Path], _Lines | Parquet]] = {
+        ".csv": _csv,
+        ".tsv": _csv,
+        ".parquet": Parquet,
+        ".jsonl": _json_lines,
+        ".ndjson": _json_lines,
+    }
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise DataError(f"{path} is of a kind that holds no texts: give one of {', '.join(TEXT_SUFFIXES)}")
+    if not path.is_file():
+        raise DataError(f"{path} does not exist" if not path.exists() else f"{path} is not a file")
+    table = reader(path)
+    if not table.header:
+        raise DataError(f"{path} is empty")
+    return table
+
+
+@dataclass
+class _Lines:
+    """A table held as its rows, each with the number of its line."""
+
+    path: Path
+    header: list[str]
+    rows: list[tuple[int, list[Any]]]
+
+    def cells(self, name: str) -> list[Any]:
+        place = self.header.index(name)
+        return [row[place] for _, row in self.rows]
+
+    def labels(self, name: str) -> NDArray[Any]:
+        cells = self.cells(name)
+        for (line, _), cell in zip(self.rows, cells, strict=True):
+            if not cell:
+                raise DataError(f"{self.path}, line {line}: the label is empty")
+            refuse_long(f"{self.path}, line {line}", cell)
+        labels = np.array(cells)
+        try:
+            return labels.astype(np.int64)  # so that 10 sorts after 9
+        except (ValueError, OverflowError):
+            return labels
+
+    def numbers(self, names: Sequence[str]) -> NDArray[np.float32]:
+        places = [self.header.index(name) for name in names]
+        shape = len(self.rows), len(places)
+        # Number by number: an array of texts would give every cell the memory of the longest.
+        values = np.fromiter(self._numbers(places), np.float64, shape[0] * shape[1]).reshape(shape)
+        with np.errstate(over="ignore"):
+            numbers = values.astype(np.float32)
+        if not np.isfinite(numbers).all():
+            row, column = np.argwhere(~np.isfinite(numbers))[0]
+            raise self._wrong(row, places[column], "finite")
+        return numbers
+
+    def _numbers(self, places: Sequence[int]) -> Iterator[float]:
+        for number, (_, row) in enumerate(self.rows):
+            for place in places:
+                value = _number(row[place])
+                if value is None:
+                    raise self._wrong(number, place, "a number")
+                yield value
+
+    def _wrong(self, row: int, place: int, what: str) -> DataError:
+        line, cells = self.rows[row]
+        cell = cells[place] if len(cells[place]) <= 60 else cells[place][:59] + "…"
+        return DataError(f"{self.path}, line {line}, column {self.header[place]!r}: {cell!r} is not {what}")
+
+
+def _number(cell: str) -> float | None:
+    try:
+        return None if "_" in cell else float(cell)  # Python reads 1_000, nobody else does
+    except ValueError:
+        return None
+
+
+def _csv(path: Path) -> _Lines:
+    csv.field_size_limit(2**31 - 1)
     try:
         with open(path, newline="", encoding="utf-8-sig") as stream:
-            lines = csv.reader(stream)
-            header = next(lines, [])
-            numbered = [(lines.line_num, row) for row in lines if row]
+            # The header decides on the separator: texts hold every one there is.
+            names = re.sub(r'"[^"]*"', "", stream.readline())
+            stream.seek(0)
+            reader = csv.reader(stream, delimiter=max(",;\t|", key=names.count))
+            header = next(reader, [])
+            rows = [(reader.line_num, row) for row in reader if row]
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} is not a comma-separated table: {error}") from error
-    if not header:
-        raise DataError(f"{path} is empty")
-    if not numbered:
+    except UnicodeDecodeError as error:
+        raise not_text(path, error) from error
+    except csv.Error as error:
+        raise DataError(f"{path}, line {reader.line_num}: {error}") from error
+    if header and not rows:
         raise DataError(f"{path} has a header and no rows")
-    for line, row in numbered:
+    for line, row in rows:
         if len(row) != len(header):
             raise DataError(f"{path}, line {line}: {len(row)} cells, but the header has {len(header)} columns")
-    return header, numbered
+    return _Lines(path, header, rows)
 
 
-def _csv_numbers(path: Path, places: dict[str, int], numbered: list[tuple[int, list[str]]]) -> NDArray[np.float32]:
-    """Return the columns at these places; ``numbered`` are rows with the numbers of their lines."""
-    # Number by number: an array of texts would give every cell the memory of the longest.
-    cells = (_number(row[place]) for _, row in numbered for place in places.values())
-    try:
-        values = np.fromiter(cells, np.float64, len(numbered) * len(places)).reshape(len(numbered), len(places))
-    except ValueError:
-        for line, row in numbered:
-            for name, place in places.items():
-                if not _is_number(row[place]):
-                    raise DataError(
-                        f"{path}, line {line}, column {name!r}: {_short(row[place])} is not a number"
-                    ) from None
-        raise DataError(f"{path} has a cell that is not a number") from None
-    with np.errstate(over="ignore"):
-        numbers = values.astype(np.float32)
-    if not np.isfinite(numbers).all():
-        row, position = np.argwhere(~np.isfinite(numbers))[0]
-        name, place = list(places.items())[position]
-        line, cells_of_row = numbered[row]
-        raise DataError(f"{path}, line {line}, column {name!r}: {_short(cells_of_row[place])} is not finite")
-    return numbers
-
-
-def _number(cell: str) -> float:
-    if "_" in cell:  # Python reads 1_000, nobody else does
-        raise ValueError
-    return float(cell)
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        _number(cell)
-    except ValueError:
-        return False
-    return True
-
-
-def _short(cell: str) -> str:
-    return repr(cell if len(cell) <= 60 else cell[:59] + "…")
+def _json_lines(path: Path) -> _Lines:
+    found: list[tuple[int, dict[str, Any]]] = []
+    for number, line in enumerate(read_lines(path), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}, line {number}: not JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise DataError(f'{path}, line {number}: expected an object such as {{"text": ...}}')
+        found.append((number, row))
+    header = list(dict.fromkeys(name for _, row in found for name in row))
+    return _Lines(path, header, [(number, [row.get(name) for name in header]) for number, row in found])

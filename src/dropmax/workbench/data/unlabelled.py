@@ -1,4 +1,4 @@
-"""Rows that a trained model, or a second table, must fit: image files, folders of them, and tables."""
+"""Rows that a trained model, or a second table, must fit: image files, folders of them, tables and sentences."""
 
 from __future__ import annotations
 
@@ -10,19 +10,28 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dropmax.errors import DataError
 from dropmax.workbench.data.dataset import spell
 from dropmax.workbench.data.images import SUFFIXES, as_input, open_image, square
 from dropmax.workbench.data.labels import encode_as
-from dropmax.workbench.data.npz import npz_origin, read_npz_rows
-from dropmax.workbench.data.parts import Part
-from dropmax.workbench.data.tables import read_rows
+from dropmax.workbench.data.npz import read_npz_rows
+from dropmax.workbench.data.splits import Part
+from dropmax.workbench.data.tables import read_rows, read_texts
 
-__all__ = ["Expected", "find_inputs", "read_inputs", "read_labelled"]
+__all__ = ["Expected", "Unlike", "find_inputs", "read_inputs", "read_labelled", "read_outside"]
 
 TABLES = (".npz", ".csv", ".parquet")
 _BATCH = 256
+#: An image counts as unlike where its mean pixel is this many deviations of the training pixels from their mean:
+#: MNIST (0.13, deviation 0.31) turned dark on light is 2.4 off, and no photograph on white paper is.
+_BRIGHTNESS = 2.0
+#: A row of features, where they are on average this many deviations from the training means.
+_FEATURES = 10.0
+
+_Tell = Callable[[str], None]
+_Named = tuple[list[str], Tensor]
 
 
 @dataclass(frozen=True)
@@ -41,32 +50,24 @@ class Expected:
 
 
 def find_inputs(paths: Sequence[Path]) -> list[Path]:
-    """Return the files behind the paths, a folder standing for all images below it.
-
-    >>> find_inputs([Path("no-such-file.png")])
-    Traceback (most recent call last):
-    dropmax.errors.DataError: no-such-file.png does not exist
-    """
+    """Return the files behind the paths, a folder standing for all images below it."""
     found: list[Path] = []
     for path in paths:
-        if path.is_dir():
-            images = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
-            if not images:
-                raise DataError(f"{path} holds no images ({', '.join(sorted(SUFFIXES))})")
-            found += images
-        elif path.exists():
-            found.append(path)
-        else:
+        if not path.exists():
             raise DataError(f"{path} does not exist")
+        if not path.is_dir():
+            found.append(path)
+            continue
+        images = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+        if not images:
+            raise DataError(f"{path} holds no images ({', '.join(sorted(SUFFIXES))})")
+        found += images
     return found
 
 
 def read_inputs(
-    files: Sequence[Path],
-    expected: Expected,
-    tell: Callable[[str], None] = lambda note: None,
-    texts: Sequence[str] = (),
-) -> Iterator[tuple[list[str], torch.Tensor]]:
+    files: Sequence[Path], expected: Expected, tell: _Tell = lambda note: None, texts: Sequence[str] = ()
+) -> Iterator[_Named]:
     """Yield names and raw inputs (uint8 images or float32 features), tables first.
 
     For a model behind a pretrained network (``expected.origin``), images, tables of texts and the sentences ``texts``
@@ -75,9 +76,6 @@ def read_inputs(
     An image is scaled and cropped at its centre, as in training; for a model of grey images it is turned grey, for one
     of MNIST's digits (``expected.digits``) prepared as those were. The rows of a table are named by their
     identifiers, or ``file:row``, counted from 1. ``tell`` is called with what the user should know, a line each.
-
-    >>> list(read_inputs([], Expected((1, 28, 28), 28)))
-    []
     """
     if expected.origin:
         yield from _embedded([file for file in files if file.suffix.lower() != ".npz"], texts, expected, tell)
@@ -86,37 +84,40 @@ def read_inputs(
     for file in files:
         if file.suffix.lower() in TABLES:
             values, names, _ = _table(file, expected, tell, labelled=False)
-            for start in range(0, len(values), _BATCH):
-                part = torch.from_numpy(np.ascontiguousarray(values[start : start + _BATCH]))
-                numbers = range(start, start + len(part))
-                yield [f"{file}:{i + 1}" if names is None else names[i] for i in numbers], part
+            called = [f"{file}:{row}" for row in range(1, len(values) + 1)] if names is None else names
+            for some, rows in zip(_chunks(list(called)), _chunks(values), strict=True):
+                yield some, torch.from_numpy(np.ascontiguousarray(rows))
         elif len(expected.input_shape) != 3:
             raise DataError(f"{file} is not a table, but the model takes features: give .npz, .csv or .parquet")
         else:
             images.append(file)
-    for start in range(0, len(images), _BATCH):
-        chunk = images[start : start + _BATCH]
+    for chunk in _chunks(images):
         yield [str(file) for file in chunk], torch.stack([_image(file, expected) for file in chunk])
 
 
-def _embedded(
-    files: Sequence[Path], texts: Sequence[str], expected: Expected, tell: Callable[[str], None]
-) -> Iterator[tuple[list[str], torch.Tensor]]:
+def read_outside(path: Path, expected: Expected, tell: _Tell) -> Tensor:
+    """Read inputs that belong to no class; of an .npz those of the split ``outside``, if it has any."""
+    inputs = torch.cat([rows for _, rows in read_inputs(find_inputs([path]), expected, tell)])
+    rows = read_npz_rows(path, labelled=False).outside if path.suffix.lower() == ".npz" else ()
+    return inputs[torch.from_numpy(rows)] if len(rows) else inputs
+
+
+def _chunks(items: Any) -> Iterator[Any]:
+    return (items[start : start + _BATCH] for start in range(0, len(items), _BATCH))
+
+
+def _embedded(files: Sequence[Path], texts: Sequence[str], expected: Expected, tell: _Tell) -> Iterator[_Named]:
     """Yield names and features of images, or of texts: those given, and those in tables."""
     from dropmax.workbench.backbones import reload_backbone
-    from dropmax.workbench.data.texts import read_texts
     from dropmax.workbench.embedding import image_for
 
     if not files and not texts:
         return
     backbone = reload_backbone(expected.origin)
     if backbone.origin.kind == "images":
-        for start in range(0, len(files), _BATCH):
-            chunk = files[start : start + _BATCH]
-            yield (
-                [str(file) for file in chunk],
-                backbone(torch.from_numpy(np.stack([image_for(file, backbone) for file in chunk]))),
-            )
+        for chunk in _chunks(files):
+            pixels = torch.from_numpy(np.stack([image_for(file, backbone) for file in chunk]))
+            yield [str(file) for file in chunk], backbone(pixels)
         return
     if texts:
         blank = next((text for text in texts if not text.strip()), None)
@@ -127,15 +128,13 @@ def _embedded(
         table = read_texts(file, expected.text_column or "text", id_column=expected.id_column or None)
         if table.left_out:
             tell(f"{file}: {len(table.left_out):,} rows have no text and get no answer: {spell(table.left_out)}")
-        for start in range(0, len(table.texts), _BATCH):
-            names = [f"{file}:{name.removeprefix('row ')}" for name in table.ids[start : start + _BATCH]]
-            yield names, backbone(table.texts[start : start + _BATCH])
+        names = [f"{file}:{name.removeprefix('row ')}" for name in table.ids]
+        for some, sentences in zip(_chunks(names), _chunks(table.texts), strict=True):
+            yield some, backbone(sentences)
 
 
-def read_labelled(
-    path: Path, expected: Expected, tell: Callable[[str], None] = lambda note: None
-) -> tuple[Part, tuple[str, ...] | None]:
-    """Read rows with labels among ``expected.classes``; return them, and their names where they have any.
+def read_labelled(path: Path, expected: Expected, tell: _Tell = lambda note: None) -> Part:
+    """Read rows with labels among ``expected.classes``.
 
     A folder has one sub-folder per class, an .npz the arrays ``x`` and ``y`` (or ``x_test`` and ``y_test``), a table
     its label column.
@@ -143,30 +142,29 @@ def read_labelled(
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "new.csv")
     >>> _ = path.write_text("width,label,length\\n3.5,rose,5.1\\n2,iris,4\\n")
-    >>> part, names = read_labelled(path, Expected((2,), columns=("length", "width"), classes=("iris", "rose")))
+    >>> part = read_labelled(path, Expected((2,), columns=("length", "width"), classes=("iris", "rose")))
     >>> part.inputs.tolist(), part.labels.tolist()
     ([[5.099999904632568, 3.5], [4.0, 2.0]], [1, 0])
     """
     if not path.exists():
         raise DataError(f"{path} does not exist")
     if expected.origin and path.suffix.lower() != ".npz":
-        return _labelled_features(path, expected, tell)
-    if path.is_dir():
-        return _labelled_folder(path, expected)
-    if path.suffix.lower() not in TABLES:
+        values, labels = _labelled_features(path, expected, tell)
+    elif path.is_dir():
+        values, labels = _labelled_folder(path, expected)
+    elif path.suffix.lower() in TABLES:
+        values, _, labels = _table(path, expected, tell, labelled=True)
+    else:
         raise DataError(f"{path} is of a kind that cannot be read: give a folder of images, .npz, .csv or .parquet")
-    values, names, labels = _table(path, expected, tell, labelled=True)
     if labels is None:
         raise DataError(f"{path} has no labels: an .npz needs the array y beside x (or y_test beside x_test)")
     encoded, note = encode_as(path, labels, expected.classes)
     if note:
         tell(note)
-    return Part(values, encoded), names
+    return Part(values, encoded)
 
 
-def _labelled_features(
-    path: Path, expected: Expected, tell: Callable[[str], None]
-) -> tuple[Part, tuple[str, ...] | None]:
+def _labelled_features(path: Path, expected: Expected, tell: _Tell) -> tuple[NDArray[Any], NDArray[Any] | None]:
     """Read a folder or a table of texts through the pretrained network of the model."""
     from dropmax.workbench.backbones import reload_backbone
     from dropmax.workbench.embedding import cached_features, find_source
@@ -176,40 +174,36 @@ def _labelled_features(
     file, left_out = cached_features(source, reload_backbone(expected.origin))
     if left_out:
         tell(f"{path}: {len(left_out):,} rows could not be read and were left out: {spell(list(left_out))}")
-    values, labels, _ = read_npz_rows(file)
-    encoded, note = encode_as(path, np.asarray(labels), expected.classes)
-    if note:
-        tell(note)
-    return Part(values, encoded), None
+    rows = read_npz_rows(file)
+    return rows.values, rows.labels
 
 
-def _labelled_folder(path: Path, expected: Expected) -> tuple[Part, tuple[str, ...]]:
-    from dropmax.workbench.data.folders import list_folder, read_listing
+def _labelled_folder(path: Path, expected: Expected) -> tuple[NDArray[Any], NDArray[Any]]:
+    from dropmax.workbench.data.folders import Listing, list_folder, read_listing
 
     if len(expected.input_shape) != 3:
         raise DataError(f"{path} is a folder, but the model takes features: give .npz, .csv or .parquet")
     listing = list_folder(path, expected.classes)
     part = "test" if listing.files["test"] else "train"
-    encoded, _ = encode_as(path, np.array(listing.classes)[listing.labels[part]], expected.classes)
-    names = tuple(file.relative_to(path).as_posix() for file in listing.files[part])
+    files, labels = listing.files[part], np.array(listing.classes)[listing.labels[part]]
+    encode_as(path, labels, expected.classes)  # refuses strange classes before anything is decoded
     if expected.input_shape[0] == 3 and not expected.digits:
-        only = type(listing)(listing.root, listing.classes)
-        only.files["train"], only.labels["train"] = listing.files[part], listing.labels[part]
-        size = expected.input_shape[1]
-        return Part(read_listing(only, size).train.inputs, encoded), names
-    pixels = np.stack([_image(file, expected).numpy() for file in listing.files[part]])
-    return Part(pixels, encoded), names
+        only = Listing(listing.root, listing.classes)
+        only.files["train"], only.labels["train"] = files, listing.labels[part]
+        return read_listing(only, expected.input_shape[1]).train.inputs, labels
+    return np.stack([_image(file, expected).numpy() for file in files]), labels
 
 
 def _table(
-    file: Path, expected: Expected, tell: Callable[[str], None], *, labelled: bool
+    file: Path, expected: Expected, tell: _Tell, *, labelled: bool
 ) -> tuple[NDArray[Any], tuple[str, ...] | None, NDArray[Any] | None]:
     """Read a table in the order of the training columns: its inputs, names and labels."""
     names: tuple[str, ...] | None = None
-    labels: NDArray[Any] | None
     if file.suffix.lower() == ".npz":
-        values, labels, _ = read_npz_rows(file, labelled=labelled)
-        _check_origin(file, expected.origin)
+        found = read_npz_rows(file, labelled=labelled)
+        values, labels = found.values, found.labels
+        if expected.origin and found.origin:
+            _check_origin(file, expected.origin, found.origin)
         if expected.columns and values.ndim == 2:
             tell(f"{file}: an .npz has no column names; its columns are taken in the order of training")
     else:
@@ -218,28 +212,23 @@ def _table(
         if not expected.columns:
             tell(f"{file}: the model knows no column names; its columns are taken in their order")
         if rows.ignored:
-            tell(f"{file}: ignored {_count(rows.ignored)} not trained on: {spell(list(rows.ignored))}")
+            count = f"{len(rows.ignored)} column{'s' * (len(rows.ignored) > 1)}"
+            tell(f"{file}: ignored {count} not trained on: {spell(list(rows.ignored))}")
     if values.shape[1:] != expected.input_shape:
         raise DataError(f"{file} has rows of shape {values.shape[1:]}, but the model takes {expected.input_shape}")
     return values, names, labels
 
 
-def _check_origin(file: Path, origin: str) -> None:
+def _check_origin(file: Path, expected: str, found: str) -> None:
     """Refuse features of one backbone for a model of another."""
     from dropmax.workbench.backbones import Origin
 
-    found = npz_origin(file)
-    if origin and found:
-        wanted, given = Origin.from_json(origin), Origin.from_json(found)
-        if (wanted.digest, wanted.preprocessing) != (given.digest, given.preprocessing):
-            raise DataError(f"{file} holds features of {given.short}, but the model was trained on {wanted.short}")
+    wanted, given = Origin.from_json(expected), Origin.from_json(found)
+    if (wanted.digest, wanted.preprocessing) != (given.digest, given.preprocessing):
+        raise DataError(f"{file} holds features of {given.short}, but the model was trained on {wanted.short}")
 
 
-def _count(columns: Sequence[str]) -> str:
-    return f"{len(columns)} column{'s' * (len(columns) > 1)}"
-
-
-def _image(file: Path, expected: Expected) -> torch.Tensor:
+def _image(file: Path, expected: Expected) -> Tensor:
     with open_image(file) as image:
         if expected.digits:
             from dropmax.workbench.data.handwriting import as_digit
@@ -250,3 +239,52 @@ def _image(file: Path, expected: Expected) -> torch.Tensor:
                 raise DataError(f"{file}: {error}") from None
         pixels = as_input(square(image, expected.stored_size), expected.input_shape)
         return torch.from_numpy(np.ascontiguousarray(pixels))
+
+
+class Unlike:
+    """Counts the inputs that look unlike the training data: inverted pictures, features in other units.
+
+    Args:
+        brightness: mean and deviation of the training images' pixels in [0, 1]; None if they were not recorded.
+        mean: of the features in training.
+        std: their deviation.
+
+    >>> unlike = Unlike((0.13, 0.31), (0.13,), (0.31,))
+    >>> unlike.look(torch.full((2, 1, 28, 28), 230, dtype=torch.uint8))
+    >>> print(unlike.warning)
+    2 of 2 images are far lighter than those the model was trained on (mean 0.90 against 0.13): ...
+    """
+
+    def __init__(self, brightness: tuple[float, float] | None, mean: Sequence[float], std: Sequence[float]) -> None:
+        self.brightness, self.mean, self.std = brightness, torch.tensor(mean), torch.tensor(std)
+        self.rows = self.lighter = self.darker = self.far = 0
+        self.total = 0.0
+
+    def look(self, inputs: Tensor) -> None:
+        """Look at raw inputs: uint8 images or float32 features."""
+        self.rows += len(inputs)
+        if inputs.ndim == 2:
+            self.far += int((((inputs - self.mean) / self.std).abs().mean(-1) > _FEATURES).sum())
+        elif self.brightness is not None:
+            mean, std = self.brightness
+            means = inputs.float().mean((1, 2, 3)) / 255
+            self.lighter += int((means > mean + _BRIGHTNESS * std).sum())
+            self.darker += int((means < mean - _BRIGHTNESS * std).sum())
+            self.total += float(means.sum())
+
+    @property
+    def warning(self) -> str:
+        """What to tell the user, or nothing."""
+        if self.far:
+            return (
+                f"{self.far:,} of {self.rows:,} rows are far from those the model was trained on "
+                f"(on average more than {_FEATURES:.0f} standard deviations per feature): are they in the same units?"
+            )
+        if not (self.lighter or self.darker) or self.brightness is None:
+            return ""
+        count, how = max((self.lighter, "lighter"), (self.darker, "darker"))
+        other = "dark on light" if how == "lighter" else "light on dark"
+        return (
+            f"{count:,} of {self.rows:,} images are far {how} than those the model was trained on (mean "
+            f"{self.total / self.rows:.2f} against {self.brightness[0]:.2f}): if they are {other}, invert them first"
+        )

@@ -78,8 +78,8 @@ class Session:
         self.order = torch.Generator().manual_seed(options.seed)
         self.batches = Batches(
             data.train, options.batch_size, data.mean, data.std, recipe.data.augment,  # type: ignore[arg-type]
-            shuffle=True, generator=self.order, device=self.device, rank=ranks.rank, world_size=ranks.world_size,
-        )  # fmt: skip
+            shuffle=True, generator=self.order, device=self.device,
+        ).of_rank(ranks.rank, ranks.world_size)  # fmt: skip
         self.validation = Batches(
             data.validation, max(options.batch_size, 500), data.mean, data.std, device=self.device
         )
