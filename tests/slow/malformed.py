@@ -23,8 +23,9 @@ from dropmax.workbench.data.cifar import read_cifar10, read_cifar100
 from dropmax.workbench.data.folders import list_cub, read_listing
 from dropmax.workbench.data.images import decode
 from dropmax.workbench.data.mnist import read_mnist
-from dropmax.workbench.data.parts import assemble
-from dropmax.workbench.data.tables import read_features
+from dropmax.workbench.data.npz import read_npz_rows
+from dropmax.workbench.data.splits import assemble
+from dropmax.workbench.data.tables import read_rows
 from dropmax.workbench.data.unpacking import unpack
 from tests.slow.damage import INTEGERS, damage_bytes, damage_text, deflated
 
@@ -394,4 +395,6 @@ def make_parquet(rng: Random, folder: Path) -> None:
 def read_table(folder: Path) -> object:
     """Load the table as data to learn from, or as inputs to predict."""
     (path,) = folder.iterdir()
-    return read_features(path) if path.stat().st_size % 4 == 0 else load(path)
+    if path.stat().st_size % 4:
+        return load(path)
+    return read_npz_rows(path) if path.suffix == ".npz" else read_rows(path)

@@ -26,7 +26,7 @@ from dropmax.lab.explorer import Explorer
 from dropmax.lab.figures.runs import load_runs
 from dropmax.workbench.data import load
 from dropmax.workbench.data.folders import list_cub, read_listing
-from dropmax.workbench.data.tables import read_features
+from dropmax.workbench.data.npz import read_npz_rows
 from dropmax.workbench.data.unlabelled import Expected, find_inputs, read_inputs
 from dropmax.workbench.data.unpacking import unpack
 from dropmax.workbench.export import export
@@ -131,7 +131,7 @@ PYTHON_CIFAR = ("batches.meta", "data_batch_1", "test_batch")
 #: How a pickle is handed to a reader in a folder.
 CARRIERS: dict[str, Callable[[Path, bytes], object]] = {
     "the labels of an .npz": lambda at, payload: load(npz(at / "a.npz", x=SOUND, y=objects(payload))),
-    "the inputs of an .npz": lambda at, payload: read_features(npz(at / "a.npz", x=objects(payload))),
+    "the inputs of an .npz": lambda at, payload: read_npz_rows(npz(at / "a.npz", x=objects(payload))),
     "the members of an .npz": lambda at, payload: load(npz(at / "a.npz", x=payload, y=payload)),
     "place of an .npz": lambda at, payload: load(put(at, payload, "a.npz") / "a.npz"),
     "an .npy called .npz": lambda at, payload: load(put(at, objects(payload), "a.npz") / "a.npz"),
