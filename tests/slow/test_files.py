@@ -5,7 +5,6 @@ The number of a case and its kind decide the file: ``Random(f"{kind}/{number}")`
 
 from __future__ import annotations
 
-import resource
 import shutil
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from dropmax.workbench.training import RunDirectory
 from tests.command import ROUNDS
 from tests.slow import malformed, malformed_runs
 
+resource = pytest.importorskip("resource", reason="measures memory as POSIX does")
 SECONDS, MEMORY = 5.0, 1 << 30  #: of processor time and of additional memory, per file
 
 
