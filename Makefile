@@ -1,9 +1,10 @@
 # Every target sets up what it needs: `make demo` and `make test` work in a fresh clone with Python, pip and make.
 PYTHON ?= python3
+CONSTRAINTS ?= constraints.txt
 BIN := $(if $(filter Windows_NT,$(OS)),.venv/Scripts,.venv/bin)
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 # --no-compile: Python compiles what it imports; compiling all of 100 packages takes longer than the tests that need it.
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c $(CONSTRAINTS)
 # Python keeps what it compiles, and keeps it in .venv: else every process that a test starts compiles torch once more.
 export PYTHONDONTWRITEBYTECODE :=
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/pycache
@@ -64,14 +65,14 @@ clean:
 	@echo "Setting up .venv (once, about a minute) ..."
 	@$(PYTHON) -m venv .venv
 
-.venv/.demo: pyproject.toml constraints.txt | .venv/pyvenv.cfg
+.venv/.demo: pyproject.toml $(CONSTRAINTS) | .venv/pyvenv.cfg
 	@$(PIP_INSTALL) -e '.[figures]'
 	@touch $@
 
-.venv/.test: pyproject.toml constraints.txt | .venv/pyvenv.cfg
+.venv/.test: pyproject.toml $(CONSTRAINTS) | .venv/pyvenv.cfg
 	@$(PIP_INSTALL) -e '.[test]'
 	@touch .venv/.demo $@
 
-.venv/.dev: pyproject.toml constraints.txt | .venv/pyvenv.cfg
+.venv/.dev: pyproject.toml $(CONSTRAINTS) | .venv/pyvenv.cfg
 	@$(PIP_INSTALL) -e '.[dev]'
 	@touch .venv/.demo .venv/.test $@

@@ -1,20 +1,31 @@
-"""Pages made from the code: the command reference; links out of docs/ into the repository; formulas as MathML."""
+"""Pages made from the code: docstrings, the command reference, links into the repository, formulas as MathML."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
+import griffe
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
+_ROLE = re.compile(r":[a-z]+:`~?([^`]+)`")
+_LITERAL_BLOCK = re.compile(r"::$", re.MULTILINE)
 _REPOSITORY = re.compile(r"\]\(\.\./(?!\.\.)([^)#]+)\)")
-
-
 _CHART = re.compile(r"<!-- chart: ([\w/-]+) -->")
 _TABLE_ROW = re.compile(r"^\| \**([^|*]+?)\** \| \**([\d.]+) ± ([\d.]+)\** \|", re.MULTILINE)
+
+
+class Markdown(griffe.Extension):
+    """Docstrings are written for `help()`: turn roles into code and ``::`` at the end of a line into a colon."""
+
+    def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Rewrite the docstring of an object once it is known."""
+        if obj.docstring is not None:
+            text = _ROLE.sub(r"`\1`", obj.docstring.value)
+            obj.docstring.value = _LITERAL_BLOCK.sub(":", text)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -46,7 +57,10 @@ _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1
 
 
 def on_page_content(html_text: str, **_: Any) -> str:
-    """Turn LaTeX into MathML, which browsers typeset themselves: no script, no font, and it works from disk."""
+    """Turn LaTeX into MathML, which browsers typeset themselves: no script, no font, and it works from disk.
+
+    Numbers stay on one line with their intervals.
+    """
     import html as entities
 
     from latex2mathml.converter import convert
@@ -55,7 +69,7 @@ def on_page_content(html_text: str, **_: Any) -> str:
         shown = "block" if match[2] == "[" else "inline"
         return convert(entities.unescape(match[3]).strip(), display=shown)
 
-    return _FORMULA.sub(formula, html_text)
+    return _FORMULA.sub(formula, html_text).replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
 
 
 def results_chart(study: str) -> str:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import functools
 import re
-import zlib
 from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any
@@ -52,13 +50,9 @@ def damage_bytes(rng: Random, data: bytes, most: int = 4) -> bytes:
 
 
 def _place(rng: Random, data: bytes) -> int:
-    """Headers are at the front and footers at the end: half of the time there."""
-    ends = min(len(data), 64)
-    return (
-        rng.choice((rng.randrange(ends), len(data) - 1 - rng.randrange(ends), *[rng.randrange(len(data))] * 2))
-        if data
-        else 0
-    )
+    """Return a place in the data; headers are at the front and footers at the end, so half of the time there."""
+    near = rng.randrange(min(len(data), 64) or 1)
+    return max(0, rng.choice((near, len(data) - 1 - near, *[rng.randrange(len(data) or 1)] * 2)))
 
 
 def damage_text(rng: Random, text: str, words: Sequence[str] = WORDS, most: int = 4) -> bytes:
@@ -67,22 +61,14 @@ def damage_text(rng: Random, text: str, words: Sequence[str] = WORDS, most: int 
         lines, word, place = text.split("\n"), rng.choice(words), rng.randrange(len(text) + 1)
         a, b = rng.randrange(len(lines)), rng.randrange(len(lines))
         start, end = rng.choice([match.span() for match in re.finditer(r"[^\s,=\[\]{}\"]+", text)] or [(0, 0)])
-        kind = rng.random()
-        if kind < 0.5:
-            text = text[:start] + word + text[end:]
-        elif kind < 0.65:
-            text = text[:place] + word + text[place:]
-        elif kind < 0.75:
-            text = "\n".join(lines[:a] + lines[a + 1 :])
-        elif kind < 0.85:
-            text = "\n".join([*lines[:b], lines[a], *lines[b:]])
-        elif kind < 0.9:
-            text += "\nx = " + nested(rng)
-        elif kind < 0.95:
-            text = rng.choice(("", "\n", text.replace("\n", "\r\n"), text.replace("\n", "\r"), "\ufeff" + text))
-        else:
-            return damage_bytes(rng, text.encode(errors="replace"))
-    return text.encode(rng.choice(("utf-8",) * 20 + ("utf-16", "latin-1")), errors="replace")
+        text = rng.choice((
+            *[text[:start] + word + text[end:]] * 10, *[text[:place] + word + text[place:]] * 3,
+            *["\n".join(lines[:a] + lines[a + 1 :]), "\n".join([*lines[:b], lines[a], *lines[b:]])] * 2,
+            text + "\nx = " + nested(rng),
+            rng.choice(("", "\n", text.replace("\n", "\r\n"), text.replace("\n", "\r"), "\ufeff" + text)),
+        ))  # fmt: skip
+    data = text.encode(rng.choice(("utf-8",) * 20 + ("utf-16", "latin-1")), errors="replace")
+    return damage_bytes(rng, data) if rng.random() < 0.05 else data
 
 
 def nested(rng: Random) -> str:
@@ -119,18 +105,3 @@ def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
         for key in tree if isinstance(tree, dict) else range(len(tree)):
             yield tree, key
             yield from _places(tree[key])
-
-
-@functools.cache
-def deflated(head: bytes, zeros: int) -> tuple[bytes, int, int]:
-    """Return a deflate stream of ``head`` and zeros, its CRC-32 and its Adler-32, without packing each zero anew."""
-    megabyte = bytes(1 << 20)
-    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
-    start = packer.compress(head) + packer.flush(zlib.Z_FULL_FLUSH)
-    block = packer.compress(megabyte) + packer.flush(zlib.Z_FULL_FLUSH)
-    count, rest = divmod(zeros, len(megabyte))
-    packed = start + block * count + packer.compress(bytes(rest)) + packer.flush()
-    crc, adler = zlib.crc32(head), zlib.adler32(head)
-    for _ in range(count):
-        crc, adler = zlib.crc32(megabyte, crc), zlib.adler32(megabyte, adler)
-    return packed, zlib.crc32(bytes(rest), crc), zlib.adler32(bytes(rest), adler)

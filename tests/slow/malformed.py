@@ -27,7 +27,7 @@ from dropmax.workbench.data.npz import read_npz_rows
 from dropmax.workbench.data.splits import assemble
 from dropmax.workbench.data.tables import read_rows
 from dropmax.workbench.data.unpacking import unpack
-from tests.slow.damage import INTEGERS, damage_bytes, damage_text, deflated
+from tests.slow.damage import INTEGERS, damage_bytes, damage_text
 
 
 def maybe(rng: Random, chance: float, data: bytes) -> bytes:
@@ -40,10 +40,6 @@ def maybe(rng: Random, chance: float, data: bytes) -> bytes:
 
 def make_mnist(rng: Random, folder: Path) -> None:
     """Write four images and labels, of which sizes, contents or the packing lie."""
-    if rng.random() < 0.003:
-        (folder / "images").write_bytes(gzip_of_zeros(rng.choice((60_000, 340_000, 2**31))))
-        (folder / "labels").write_bytes(gzip_of_zeros(rng.choice((10, 2**28)), dimensions=1))
-        return
     labels = bytes(rng.randrange(10 + (rng.random() < 0.1)) for _ in range(4))
     for name, sizes, content in (("images", [4, 28, 28], rng.randbytes(4 * 28 * 28)), ("labels", [4], labels)):
         if rng.random() < 0.2:
@@ -61,13 +57,11 @@ def read_mnist_files(folder: Path) -> object:
     return read_mnist({"t10k-images": folder / "images", "t10k-labels": folder / "labels"}, "t10k")
 
 
-@functools.cache
 def gzip_of_zeros(images: int, dimensions: int = 3) -> bytes:
     """Return a gzip that unpacks to up to 300 MB, and whose header promises ``images`` or labels."""
     head = bytes([0, 0, 8, dimensions]) + struct.pack(">I", images) + struct.pack(">II", 28, 28) * (dimensions == 3)
-    size = min(images * (784 if dimensions == 3 else 1), 300 << 20)
-    packed, crc, _ = deflated(head, size)
-    return b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff" + packed + struct.pack("<II", crc, (size + len(head)) % 2**32)
+    megabytes, rest = divmod(min(images * (784 if dimensions == 3 else 1), 300 << 20), 1 << 20)
+    return gzip.compress(head + bytes(rest)) + gzip.compress(bytes(1 << 20)) * megabytes
 
 
 # --- CIFAR and CUB ----------------------------------------------------------------------------------------------
@@ -190,10 +184,7 @@ def make_image(rng: Random, folder: Path) -> None:
     """Write one picture, whose header, chunks or bytes lie; or a folder of them with one of that kind."""
     name = rng.choice(list(pictures()))
     data, kind = pictures()[name], rng.random()
-    if kind < 0.002:
-        side = rng.choice((9400, 40_000))
-        data, name = png_of_zeros(side, side, rng.choice(("colour", "palette", "grey"))), "bomb.png"
-    elif kind < 0.15:
+    if kind < 0.15:
         data, name = _lying_png(rng), "lying.png"
     elif kind < 0.25:
         data, name = _lying_jpeg(rng), "lying.jpg"
@@ -248,13 +239,12 @@ def _lying_png(rng: Random) -> bytes:
     return png(width, height, depth, colour, zlib.compress(bytes(rng.choice((0, 100, 100_000)))), more)
 
 
-@functools.cache
 def png_of_zeros(width: int, height: int, kind: str = "colour") -> bytes:
     """Return a small PNG of very many pixels: of colours, of a palette, or of 16-bit grey."""
     depth, colour, size = {"colour": (8, 2, 3), "palette": (8, 3, 1), "grey": (16, 0, 2)}[kind]
-    packed, _, adler = deflated(b"", min((1 + width * size) * height, 300 << 20))
-    more = _chunk(b"PLTE", bytes(3)) if kind == "palette" else b""
-    return png(width, height, depth, colour, b"\x78\xda" + packed + struct.pack(">I", adler), more)
+    packer, megabytes = zlib.compressobj(1), min((1 + width * size) * height, 300 << 20) >> 20
+    packed = b"".join(packer.compress(bytes(1 << 20)) for _ in range(megabytes + 1)) + packer.flush()
+    return png(width, height, depth, colour, packed, _chunk(b"PLTE", bytes(3)) * (kind == "palette"))
 
 
 def long_jpeg(height: int, width: int, scans: int = 1) -> bytes:
@@ -292,9 +282,6 @@ def npy(kind: str, shape: tuple[int, ...], content: bytes = b"", order: bool = F
 
 def make_npz(rng: Random, folder: Path) -> None:
     """Write arrays of odd kinds, with headers that lie, in archives that are damaged."""
-    if rng.random() < 0.004:
-        (folder / "a.npz").write_bytes(npz_of_zeros(*rng.choice(((16_000, 1000), (60_000, 8000), (10**9, 1000)))))
-        return
     names = rng.choice((["x", "y"], ["x_train", "y_train", "x_test", "y_test"], ["X", "Y", "classes"], ["x", "z"]))
     buffer, packing = io.BytesIO(), rng.choice((0, 8) * 12 + (12, 14))
     with zipfile.ZipFile(buffer, "w", packing) as archive:
@@ -325,35 +312,21 @@ def _array(rng: Random, name: str) -> bytes:
         if rng.random() < 0.8:
             content = bytes(math.prod(shape) * np.dtype(kind).itemsize)
     data = npy(kind, shape, content, order=lie > 0.94, version=rng.choice((1,) * 60 + (2, 3, 9)))
-    if rng.random() < 0.02:
-        data = data[:10] + rng.choice((b"{}", b"[" * 500, b"{'descr': " + b"(" * 2000, b"\0")) + data[10:]
-    return maybe(rng, 0.04, data)
+    deep = rng.choice((b"",) * 200 + (b"{}", b"[" * 500, b"{'descr': " + b"(" * 2000, b"\0"))
+    return maybe(rng, 0.04, data[:10] + deep + data[10:])
 
 
-@functools.cache
 def npz_of_zeros(rows: int, columns: int) -> bytes:
     """Return an archive of at most 1 MB with features that take rows x columns bytes, or claim to."""
-    buffer, labels = io.BytesIO(), io.BytesIO()
-    np.save(labels, np.arange(min(rows, 60_000)) % 2)
-    packed = zipfile.ZipInfo("x.npy")
-    packed.compress_type = zipfile.ZIP_DEFLATED
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        with archive.open(packed, "w", force_zip64=True) as stream:
-            stream.write(npy("|u1", (rows, columns)))
-            for _ in range(min(rows * columns, 100_000_000) // 1_000_000):
-                stream.write(bytes(1_000_000))
-        archive.writestr(zipfile.ZipInfo("y.npy"), labels.getvalue())
+    buffer, labels = io.BytesIO(), np.arange(min(rows, 60_000)) % 2
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", npy("|u1", (rows, columns)) + bytes(min(rows * columns, 100_000_000)))
+        archive.writestr(zipfile.ZipInfo("y.npy"), npy("<i8", labels.shape, labels.tobytes()))
     return buffer.getvalue()
 
 
 def make_csv(rng: Random, folder: Path) -> None:
     """Write a table of numbers with a label."""
-    if rng.random() < 0.003:  # one long cell, which must not decide what the others take
-        rows = [f"{k},{k % 2}.5,{'ab'[k % 2]}" for k in range(20_000)]
-        long = "1" * 100_000
-        rows[rng.randrange(20_000)] = rng.choice((f"{long},1,a", f"1,2,{long}", f"0.{long},1,b"))
-        (folder / "a.csv").write_text("\n".join(["x,y,label", *rows]))
-        return
     label = rng.choice(("ab", "123", "é漢"))
     numbers = [(rng.uniform(-9, 9), rng.choice(("1", "1e5", "-0", " 3"))) for _ in range(12)]
     rows = [f"{x:.3f},{y},{label[k % len(label)]}" for k, (x, y) in enumerate(numbers)]
@@ -367,26 +340,21 @@ def make_parquet(rng: Random, folder: Path) -> None:
     import pyarrow.parquet as pq
 
     path, count = folder / "a.parquet", rng.choice((0, 1, 10, 10, 10, 300))
-    if rng.random() < 0.005:
-        count, name = rng.choice((200_000, 5_000_000)), "n" * rng.choice((1, 200_000))
-        labels = pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([name, "b"]))
-        table = pa.table({"length": pa.array(np.zeros(count)), "label": labels})
-    else:
-        make_odd = rng.choice((
-            float, float, float, int, str, lambda k: k > 3, lambda k: k or None, lambda k: [k], lambda k: {"a": k},
-            lambda k: b"\xff", lambda k: float("nan"), lambda k: 10**18,
-        ))  # fmt: skip
-        make_label = rng.choice((
-            lambda k: "ab"[k % 2], lambda k: k % 3, lambda k: k % 2 / 1, lambda k: b"x", lambda k: None,
-            lambda k: 2**63 - 1, lambda k: "a" * (300 * (k % 2)), lambda k: float("inf"),
-        ))  # fmt: skip
-        columns = [pa.array([make(k) for k in range(count)]) for make in (float, make_odd, make_label)]
-        if rng.random() < 0.1:
-            columns[2] = columns[2].dictionary_encode()
-        names = rng.choice((("length", "odd", "label"),) * 6 + (("a", "a", "label"), ("a", "label", "b")))
-        table = pa.Table.from_arrays(columns, names=list(names))
+    make_odd = rng.choice((
+        float, float, float, int, str, lambda k: k > 3, lambda k: k or None, lambda k: [k], lambda k: {"a": k},
+        lambda k: b"\xff", lambda k: float("nan"), lambda k: 10**18,
+    ))  # fmt: skip
+    make_label = rng.choice((
+        lambda k: "ab"[k % 2], lambda k: k % 3, lambda k: k % 2 / 1, lambda k: b"x", lambda k: None,
+        lambda k: 2**63 - 1, lambda k: "a" * (300 * (k % 2)), lambda k: float("inf"),
+    ))  # fmt: skip
+    columns = [pa.array([make(k) for k in range(count)]) for make in (float, make_odd, make_label)]
+    if rng.random() < 0.1:
+        columns[2] = columns[2].dictionary_encode()
+    names = rng.choice((("length", "odd", "label"),) * 6 + (("a", "a", "label"), ("a", "label", "b")))
+    table = pa.Table.from_arrays(columns, names=list(names))
     try:
-        pq.write_table(table, path, compression=rng.choice(("none", "snappy", "gzip", "zstd")), row_group_size=100_000)
+        pq.write_table(table, path, compression=rng.choice(("none", "snappy", "gzip", "zstd")))
     except pa.ArrowException:
         path.write_bytes(b"PAR1PAR1")  # pyarrow itself refuses
     path.write_bytes(maybe(rng, 0.6, path.read_bytes()))

@@ -18,9 +18,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from dropmax.lab.experiments import Store, make_table, plan_study, plan_table
+from dropmax.lab.experiments import Store, plan_table
 from dropmax.lab.experiments.records import RunRecord, failure
-from dropmax.lab.experiments.render import FORMATS
 from dropmax.workbench.data import Dataset, Split
 from dropmax.workbench.recipes import Recipe, load_recipe
 from dropmax.workbench.training import RunDirectory, Session, build, load_model
@@ -81,11 +80,6 @@ def make_study(rng: Random, folder: Path) -> None:
     if rng.random() < 0.02:
         text += "".join(f'grid."training.x{k}" = {list(range(50))}\n' for k in range(rng.choice((2, 20))))
     (folder / "a.toml").write_bytes(damage_text(rng, text, _TOML_WORDS))
-
-
-def read_study(folder: Path) -> object:
-    """Plan it."""
-    return plan_study(folder / "a.toml")
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------
@@ -235,12 +229,6 @@ def make_log(rng: Random, folder: Path) -> None:
     (folder / "environment.json").write_bytes(damage_text(rng, environment, most=1))
 
 
-def read_log(folder: Path) -> object:
-    """Read both."""
-    run = RunDirectory.open(folder)
-    return run.metrics(), run.environment()
-
-
 @functools.cache
 def _results() -> list[dict[str, Any]]:
     """Return the lines of a file of results: a plan and two runs."""
@@ -265,9 +253,3 @@ def make_results(rng: Random, folder: Path) -> None:
             line = json.dumps(damage_tree(rng, row)).encode() if kind < 0.5 else damage_text(rng, json.dumps(row))
         lines.append(line if kind > 0.03 else nested(rng).encode())
     (folder / "results.jsonl").write_bytes(b"\n".join(lines) + rng.choice((b"", b"\n", b"\n")))
-
-
-def read_results(folder: Path) -> object:
-    """Make the tables of them in every format, as ``dropmax reproduce --only-tables`` does."""
-    table = make_table(Store(folder))
-    return [render([table]) for render in FORMATS.values()]

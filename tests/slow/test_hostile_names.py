@@ -101,9 +101,7 @@ def test_names_of_images_and_classes(name: str, model: Path, tmp_path: Path) -> 
     see(0, "predict", model, folder)
     for kind in ("table", "json", "csv"):
         see(0, "predict", model, folder, "--format", kind, terminal=True)
-    code, said = command("predict", model, folder, "--format", "json")
-    assert code == 0
-    assert json.loads(said)[0]["input"].startswith(str(folder))
+    assert json.loads(see(0, "predict", model, folder, "--format", "json"))[0]["input"].startswith(str(folder))
     path.write_bytes(b"no image")
     see(2, "predict", model, folder)
 
@@ -177,16 +175,9 @@ def explore(run: Path, name: str) -> None:
 
     torch.set_num_threads(1)
     client = TestClient(create_app(Explorer.open(run)), base_url="http://127.0.0.1:8765", raise_server_exceptions=False)
-    for address in (
-        "/",
-        "/api/about",
-        "/api/map",
-        "/api/examples",
-        "/api/examples/3",
-        f"/api/{quote(name)}",
-        f"/{quote(name)}",
-    ):
-        answer = client.get(address)
+    pages = ("", "api/about", "api/map", "api/examples", "api/examples/3", f"api/{quote(name)}", quote(name))
+    for address in pages:
+        answer = client.get(f"/{address}")
         assert answer.status_code < 500
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert "script-src 'self'" in answer.headers["content-security-policy"]

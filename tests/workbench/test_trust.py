@@ -91,6 +91,7 @@ def test_training_into_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "victim").mkdir()
     (tmp_path / "door").symlink_to(tmp_path / "victim")
     recipe = small_recipe().override({"data.name": "mnist-1k", "data.train_size": 20, "data.validation_size": 20})
-    with pytest.raises(RunError, match="door is not a directory"):
-        train(recipe, tmp_path / "door", quiet=True)
+    for force in (False, True):
+        with pytest.raises(RunError, match="door is not a directory"):
+            train(recipe, tmp_path / "door", quiet=True, force=force)
     assert not list((tmp_path / "victim").iterdir())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import resource
 import socket
 import threading
 import time
@@ -129,6 +128,7 @@ def test_what_is_not_http_gets_a_400(place: Place, nonsense: bytes, capfd: pytes
 def test_fifty_clients_at_once_are_all_served(explorer: Explorer) -> None:
     wrong: list[object] = []
     times: list[float] = []
+    resource = pytest.importorskip("resource", reason="measures memory as POSIX does")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
     def client(number: int) -> None:

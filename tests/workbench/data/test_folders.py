@@ -121,6 +121,9 @@ def test_cub_follows_its_tables(tmp_path: Path) -> None:
     ("file", "old", "new", "says"),
     [
         ("images.txt", "bird_0.jpg", "../../../etc/passwd", r"names '001.*passwd', which is outside its images folder"),
+        ("images.txt", "1 001", "1 /etc/001", "which is outside its images folder"),
+        ("images.txt", "bird_0.jpg", "..\\..\\..\\passwd", "which is outside its images folder"),
+        ("images.txt", "bird_0.jpg", "a\0b", "which is outside its images folder"),
         ("images.txt", "1 001", "1  extra 001", "images.txt, line 1: expected a number and a value"),
         ("images.txt", "2 001", "1 001", "line 2: 1 is listed twice"),
         ("images.txt", "bird_3.jpg", "gone.jpg", "gone.jpg is listed but cannot be read"),

@@ -61,6 +61,8 @@ def test_the_folder_and_nothing_else(tmp_path: Path, kind: str) -> None:
         ((member("set/hard", tarfile.LNKTYPE, "set/a.bin"), b""), "holds a link or device"),
         ((member("set/device", tarfile.CHRTYPE), b""), "holds a link or device"),
         ((member("set/pipe", tarfile.FIFOTYPE), b""), "holds a link or device"),
+        ((member("set", tarfile.SYMTYPE, "/etc"), b""), "holds a link or device, 'set'"),
+        ((member("set/\x1b]0;title\x07"), b"x"), "a name that cannot be shown"),
         ((member("outside/link", tarfile.SYMTYPE, "/etc"), b""), "holds a link or device"),
         ((member("set/big"), bytes(2000)), "unpacks to more than 1,000 bytes"),
         ((member("set/a.bin"), b"again"), "cannot be unpacked: .*File exists"),
@@ -76,11 +78,11 @@ def test_a_hostile_tar_is_refused_whole(tmp_path: Path, hostile: tuple[tarfile.T
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar.gz", "deep"]
 
 
-@pytest.mark.parametrize("name", ["../evil", "/evil", "set/link"])
+@pytest.mark.parametrize("name", ["../evil", "/evil", "set\\..\\..\\evil", "set/link", "set/pipe"])
 def test_a_hostile_zip_is_refused_whole(tmp_path: Path, name: str) -> None:
     info = zipfile.ZipInfo(name)
-    if name == "set/link":
-        info.external_attr = (stat.S_IFLNK | 0o777) << 16
+    if name in ("set/link", "set/pipe"):
+        info.external_attr = ((stat.S_IFLNK if name == "set/link" else stat.S_IFIFO) | 0o777) << 16
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as contents:
         contents.writestr("set/a.bin", "hello")
         contents.writestr(info, "/etc/passwd")
