@@ -365,7 +365,7 @@ def _refuse_strange(value: Any, where: str) -> None:
         for item in value:
             _refuse_strange(item, where)
     elif not isinstance(value, (str, int, float, bool)):
-        raise InvalidType(f"{where} must be a text, a number, true or false, or a list of these, got {value!r}")
+        raise InvalidType(f"{where} must be a string, a number, true or false, or a list of these, got {value!r}")
 
 
 def _fill(cls: type[Any], values: Mapping[str, Any], table: str, source: str) -> Any:
@@ -443,5 +443,5 @@ def _toml(value: Any) -> str:
         return "[" + ", ".join(_toml(item) for item in value) + "]"
     if isinstance(value, float):
         return repr(value) if value == value and abs(value) != float("inf") else str(value)
-    # A JSON string, number or boolean is a TOML one; only that TOML wants the character 127 spelt out.
+    # A JSON string, number or boolean is a TOML one; except that TOML wants the character 127 escaped.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -92,7 +92,7 @@ class Session:
         self._forward: nn.Module | None = None
 
     def remaining_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return what is left of the current epoch: its order is drawn anew from the state at its beginning."""
+        """Return what is left of the current epoch: its order is drawn again from the state at its beginning."""
         self.order.set_state(self._order_of_epoch)
         return itertools.islice(self.batches, self.step, None)
 
