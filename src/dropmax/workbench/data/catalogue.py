@@ -140,7 +140,7 @@ def cache_directory() -> Path:
 
 @contextlib.contextmanager
 def cache_folder(kind: str) -> Iterator[Path]:
-    """Make and give a folder of the cache; what the file system refuses inside becomes a DataError."""
+    """Yield a folder of the cache, made if needed; what the file system refuses inside becomes a DataError."""
     folder = cache_directory() / kind
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -59,7 +59,7 @@ def read_listing(listing: Listing, image_size: int | None = None) -> Parts:
 
 
 def _enlarged(files: Sequence[Path], crop: int, is_default: bool) -> list[str]:
-    """Say so where images are smaller than what the network sees."""
+    """Say so if images are smaller than what the network sees."""
     sides = short_sides(files)
     small = [side for side in sides if side < crop]
     if not small:

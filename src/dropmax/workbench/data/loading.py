@@ -25,7 +25,7 @@ _READABLE = "an image folder or a .npz, .csv or .parquet file"
 
 @dataclasses.dataclass(frozen=True)
 class _Own:
-    """How to read a folder or file of one's own."""
+    """How to read the user's own folder or file."""
 
     image_size: int | None = None
     label_column: str | None = None

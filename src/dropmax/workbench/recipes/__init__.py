@@ -129,7 +129,7 @@ class Recipe:
         return any(":" in table["name"] for table in (self.network, self.head))
 
     def findable(self) -> Recipe:
-        """Return the recipe with a network and head of one's own named so that any process finds them."""
+        """Return the recipe with the user's own network and head named so that any process finds them."""
         from dropmax.heads import findable_name
 
         network = {**self.network, "name": locate(self.network["name"])}
@@ -225,7 +225,7 @@ def find_recipe(data: str, variant: str | None = None) -> str:
 
 
 def is_known(data: str) -> bool:
-    """Say whether a recipe that comes with the package is for this data set, rather than for data of one's own.
+    """Say whether a recipe that comes with the package is for this data set, rather than for the user's own data.
 
     >>> is_known("mnist-1k"), is_known("mnist-1k.npz")
     (True, False)
@@ -235,7 +235,7 @@ def is_known(data: str) -> bool:
 
 
 def recipe_for(data: str, variant: str | None = None) -> tuple[str, Recipe]:
-    """Return the full name of the recipe for a data set, or for a folder or file of one's own, and the recipe.
+    """Return the full name of the recipe for a data set, or for the user's own folder or file, and the recipe.
 
     >>> name, recipe = recipe_for("mnist-1k")
     >>> name, recipe.data.name

@@ -173,7 +173,7 @@ class MLflow(Callback):
         self._experiment = experiment
 
     def start(self, run: Path, recipe: Recipe, environment: dict[str, Any]) -> None:
-        """Go on with the run that has this run's tag, or make one."""
+        """Continue the run that has this run's tag, or make one."""
         uri = self._uri
         if uri is None and not self._mlflow.is_tracking_uri_set() and find_spec("sqlalchemy") is None:
             # MLflow's own default is SQLite, which mlflow-skinny cannot write; a folder must be allowed explicitly.

@@ -109,7 +109,7 @@ def resume(
     quiet: bool = False,
     trust_code: bool = False,
 ) -> RunDirectory:
-    """Go on with a run that was stopped or killed; it ends with the bytes it would have had anyway.
+    """Resume a run that was stopped or killed; it ends with the bytes of an uninterrupted run.
 
     With ``epochs``, train to that many epochs in all, also where the run had ended: from here on, the learning rate
     follows the recipe's schedule for the new number, and ``recipe.toml`` says so. Pass callbacks again; the logs

@@ -207,7 +207,7 @@ class RunDirectory:
                 path.unlink(missing_ok=True)
 
     def _remove_old_run(self) -> None:
-        """Delete what a run made; refuse where anything else lies there, for that is not ours to delete."""
+        """Delete what a run made; refuse if anything else is there: that is not ours to delete."""
         strangers = [
             p.name
             for p in self.path.iterdir()

@@ -215,7 +215,7 @@ def load_model(path: Path | str, *, device: torch.device | str = "cpu", trust_co
 
 
 def check_imports(recipe: Recipe, source: str, trust_code: bool) -> None:
-    """Raise where a recipe that came in the file ``source`` names code to import which nobody has consented to."""
+    """Raise where a recipe that came in the file ``source`` names code to import without consent."""
     for what, table in (("network", recipe.network), ("head", recipe.head)):
         check_import(what, table["name"], source, trust_code)
 
