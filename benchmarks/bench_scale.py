@@ -359,7 +359,7 @@ def plot_growth(rows: Sequence[dict[str, Any]], path: Path) -> None:
         )
         memory = [(row["classes"], row["beyond"] / 1e6) for row in ours if row["beyond"] and row["beyond"] > 0]
         axes[1].plot(*zip(*memory, strict=True), color=colour, linestyle=line, marker="o") if memory else None
-    for axis, what in zip(axes, ("ms a step", "MB beyond weights and gradients"), strict=True):
+    for axis, what in zip(axes, ("ms per step", "MB beyond weights and gradients"), strict=True):
         axis.set(xscale="log", yscale="log", xlabel="classes", ylabel=what)
     axes[0].legend(fontsize=7)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ from dropmax.workbench.provenance import provenance
 
 @dataclass(frozen=True)
 class Timing:
-    """How long one function took, in seconds a call, and how that compares with the baseline.
+    """How long one function took, in seconds per call, and how that compares with the baseline.
 
     ``low`` and ``high`` are the quartiles of the time. ``ratio`` and ``extra`` are medians over the rounds of
     time / baseline and time - baseline; their intervals cover the true median with 95 % confidence.

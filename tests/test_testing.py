@@ -147,7 +147,7 @@ def test_a_head_of_ten_lines_passes() -> None:
         (Head, "a class deriving from dropmax.Head, got dropmax.Head itself"),
         (Mean, "the loss of row 0 depends on the other rows"),
         (Stopped, r"the gradient of the features is not that of the loss .* set stops_gradient = True"),
-        (Numbered, "the loss changes where classes are numbered otherwise"),
+        (Numbered, "the loss changes if the classes are numbered differently"),
         (TwiceWeighted, r"class_weight must multiply the loss of a row \(see class_weighted\)"),
         (Entangled, "separable is not true"),
         (Hidden, r"state_dict\(\) does not hold everything"),

@@ -229,9 +229,9 @@ class Calibration:
         if found.num_classes != num_classes or len(found.labels) != len(found.on_label) or not found.labels:
             raise ValueError("its calibration is that of another model")
         if not all(type(k) is int and 0 <= k < num_classes for k in found.labels):
-            raise ValueError("its calibration holds labels that are no classes")
+            raise ValueError("its calibration holds labels that are not classes")
         if not all(0 <= p <= 1 for p in found.on_label) or not all(map(math.isfinite, found.nll.values())):
-            raise ValueError("its calibration holds numbers that are no probabilities")
+            raise ValueError("its calibration holds numbers that are not probabilities")
         if not isinstance(found.source, str):
             raise ValueError(f"its calibration comes from {found.source!r:.60}")
         if found.outside is not None and not (type(found.outside) is float and math.isfinite(found.outside)):

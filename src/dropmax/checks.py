@@ -117,8 +117,7 @@ def check_target(
         )
     if tuple(target.shape) != tuple(batch_shape):
         raise InvalidValue(
-            f"target has shape {tuple(target.shape)}, but the batch asks for one label a row, "
-            f"shape {tuple(batch_shape)}"
+            f"target has shape {tuple(target.shape)}, but the batch needs one label per row, shape {tuple(batch_shape)}"
         )
     if values_are_readable(target) and target.numel():
         wrong = (target < 0) | (target >= num_classes)
@@ -135,7 +134,7 @@ def check_target(
 
 
 def check_soft_target(target: Tensor, batch_shape: Sequence[int], num_classes: int) -> Tensor:
-    """Return soft labels ``(N, K)``, or refuse them: wrong shape, or rows that are no probabilities.
+    """Return soft labels ``(N, K)``, or refuse them: wrong shape, or rows that are not probabilities.
 
     >>> check_soft_target(torch.tensor([[0.25, 0.75]]), (1,), 2)
     tensor([[0.2500, 0.7500]])

@@ -149,7 +149,7 @@ def _last_map(module: nn.Module) -> nn.Linear:
 
 
 def _made(head: str | type[Head], old: nn.Linear, num_classes: int | None, options: dict[str, Any]) -> Head:
-    """Make a head in the place of a layer, with its weights where it has as many classes."""
+    """Make a head in place of a layer, with its weights if it has as many classes."""
     options = {"device": old.weight.device, "dtype": old.weight.dtype, **options}
     new = make_head(head, old.in_features, num_classes or old.out_features, **options)
     if new.num_classes == old.out_features:
@@ -163,7 +163,7 @@ def _made(head: str | type[Head], old: nn.Linear, num_classes: int | None, optio
 
 
 def _fitting(head: Head, old: nn.Linear, num_classes: int | None, options: dict[str, Any]) -> Head:
-    """Return a head that was made already, if it fits in the place of a layer."""
+    """Return a finished head, if it fits in place of a layer."""
     if options or num_classes not in (None, head.num_classes):
         given = ", ".join([*options, *["num_classes"] * (num_classes is not None)])
         raise InvalidValue(f"{head!r} is made already: leave out {given}, or pass its class")

@@ -51,7 +51,7 @@ class DataError(DropMaxError, ValueError):
 
 
 class RunError(DropMaxError, RuntimeError):
-    """A run directory or checkpoint cannot be used, or training could not go on."""
+    """A run directory or checkpoint cannot be used, or training could not continue."""
 
 
 class MissingDependency(DropMaxError, ImportError):

@@ -1,4 +1,4 @@
-"""Classes of your own by name, ``package.module:Class`` or ``path/to/file.py:Class``, and who may have them imported.
+"""Classes of your own by name, ``package.module:Class`` or ``path/to/file.py:Class``, and the consent to import them.
 
 Importing a module runs its code. The rule is one for networks, heads and data: what you name yourself is imported;
 what a file names, a model or a run directory or a study, is imported only where you say that you trust it, or where
@@ -47,7 +47,7 @@ def import_class(what: str, name: str, base: type[_Class]) -> type[_Class]:
 
 
 def load_module(what: str, name: str) -> ModuleType:
-    """Import the module of ``package.module:name`` or ``file.py:name``; where that fails, say what it said.
+    """Import the module of ``package.module:name`` or ``file.py:name``; if that fails, quote its error.
 
     >>> load_module("head", "dropmax.heads:Softmax").__name__
     'dropmax.heads'
@@ -101,7 +101,7 @@ def locate(name: str, folder: Path | None = None) -> str:
 
 
 def plain_name(name: str) -> str:
-    """Return a name that files and rows of tables can bear.
+    """Return a name that can name a file or the row of a table.
 
     >>> plain_name("softmax"), plain_name("mine.heads:Focal"), plain_name("../code/heads.py:Focal")
     ('softmax', 'mine.heads.Focal', 'heads.Focal')

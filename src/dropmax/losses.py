@@ -59,7 +59,7 @@ def losses(
     """
     num_classes = len(maps.o_weight)
     one_block = block_size >= num_classes
-    if not one_block or group is not None or torch.compiler.is_compiling():  # no retain logits when somebody looks
+    if not one_block or group is not None or torch.compiler.is_compiling():  # retain logits are not kept for later
         options = options._replace(sum_entropy=True)
     gradients = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in maps)
     keep = gradients and ((one_block and group is None) or _may_keep(maps, options))

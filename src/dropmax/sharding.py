@@ -2,9 +2,9 @@
 
 All ranks of the mesh see the same features and targets. In the loss of DropMax each walks over its own classes; what
 crosses the network is a few numbers per row (:func:`dropmax.walk.over_ranks`) and the gradient of the features.
-Everything else, prediction included, gathers the outputs of the maps and goes on as on one machine. Noise is a function
-of a shared seed, the row and the class (:mod:`dropmax.noise`), so that the loss and its gradients do not depend on how
-many ranks there are.
+Everything else, prediction included, gathers the outputs of the maps and continues as on one machine. Noise is a
+function of a shared seed, the row and the class (:mod:`dropmax.noise`), so the loss and its gradients do not depend
+on how many ranks there are.
 """
 
 from __future__ import annotations

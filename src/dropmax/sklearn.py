@@ -89,7 +89,7 @@ class DropMaxClassifier(ConformalMixin, ClassifierMixin, BaseEstimator):  # type
         early_stopping: hold out a stratified ``validation_fraction`` of the distinct examples, and keep the weights
             that were best on it. Where no class has an example to spare, nothing is held out.
         validation_fraction: share held out for early stopping.
-        refit: after early stopping, train anew on all rows for the number of passes that was best. Otherwise the
+        refit: after early stopping, train again on all rows for the best number of passes. Otherwise the
             held-out rows teach the model nothing, and the weights are those that were best on them.
         dropout: share of the hidden units left out in every step.
         mode: how to predict unless told otherwise, see :meth:`predict_proba`.

@@ -261,10 +261,10 @@ def _permutation(case: _Case) -> None:
         state[name] = value
     other.load_state_dict(state)
     noise = None if case.noise is None else case.noise[..., order]
-    message = "the loss changes where classes are numbered otherwise"
+    message = "the loss changes if the classes are numbered differently"
     case.same(case.rows(other, order.argsort()[case.target], noise), case.rows(), message)
     expected = case.head.predict_proba(case.features)[:, order]
-    message = "probabilities change where classes are numbered otherwise"
+    message = "probabilities change if the classes are numbered differently"
     case.same(other.predict_proba(case.features), expected, message)
 
 
@@ -306,7 +306,7 @@ def _masks(case: _Case) -> None:
         case.expect(found.shape == (_ROWS, _CLASSES), f"{what}() must return (N, K), got {tuple(found.shape)}")
         case.expect(((found >= 0) & (found <= 1)).all(), f"{what}() holds numbers outside [0, 1]")
     std = case.head.predictive_std(case.features)
-    case.expect(std.isfinite().all() and (std >= 0).all(), "predictive_std() holds numbers that are no deviations")
+    case.expect(std.isfinite().all() and (std >= 0).all(), "predictive_std() holds numbers that are not deviations")
 
 
 def _state(case: _Case) -> None:

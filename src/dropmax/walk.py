@@ -337,7 +337,7 @@ def blocks_are_compiled() -> bool:
 
 @functools.lru_cache
 def _compiled() -> Callable[..., tuple[RowSums, Gradients]]:
-    """Compile the arithmetic of a block; where that fails (no C++ compiler), say so once and go on without."""
+    """Compile the arithmetic of a block; where that fails (no C++ compiler), say so once and do without."""
     chosen: list[Callable[..., Any]] = [torch.compile(block_of_rows, dynamic=False)]
 
     def call(

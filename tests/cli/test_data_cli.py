@@ -45,7 +45,7 @@ def test_list_as_json(tmp_path: Path) -> None:
         "test": 10000,
         "found": "inside the package",
         "missing": [],
-        "about": "handwritten digits, 100 a class to train on",
+        "about": "handwritten digits, 100 per class to train on",
     }
 
 

@@ -184,7 +184,7 @@ def test_without_held_out_rows_nothing_is_calibrated_and_nothing_promised(
         (["evaluate", "RUN", "--outside", "nowhere.npz"], "nowhere.npz does not exist"),
         (["evaluate", "RUN", "--mode", "men"], "unknown mode 'men': did you mean 'mean'"),
         (["calibrate", "RUN", "nowhere.csv"], "nowhere.csv does not exist"),
-        (["calibrate", "RUN", "FILE", "--data", "FILE"], "--data is about the data of the run"),
+        (["calibrate", "RUN", "FILE", "--data", "FILE"], "--data is where the data of the run is"),
         (["calibrate", "RUN", "--label-column", "y"], "--label-column and --id-column are for DATA"),
         (["calibrate", "nowhere"], "there is no trained model at nowhere"),
     ],

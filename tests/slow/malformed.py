@@ -68,7 +68,7 @@ def gzip_of_zeros(images: int, dimensions: int = 3) -> bytes:
 
 
 def make_cifar(rng: Random, folder: Path) -> None:
-    """Write a binary release of a few records a file."""
+    """Write a binary release of a few records per file."""
     files, names = rng.choice((
         (("data_batch_1.bin", "data_batch_2.bin", "test_batch.bin"), {"batches.meta.txt": 10}),
         (("train.bin", "test.bin"), {"fine_label_names.txt": 100, "coarse_label_names.txt": 20}),

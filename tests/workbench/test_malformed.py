@@ -103,7 +103,7 @@ def test_parquet_tables_are_looked_over_before_they_are_read(tmp_path: Path) -> 
         ("x = " + "[" * 5000 + "]" * 5000, InvalidValue, "nested too deep"),
         ("x = " + "9" * 5000, InvalidValue, "not valid TOML"),
         ("[heads]\nsoftmax = 3", InvalidType, r"\[heads\.softmax\] must be a table"),
-        ("[network]\nname = 'mlp'\nhidden = 1979-05-27", InvalidType, "must be a text, a number"),
+        ("[network]\nname = 'mlp'\nhidden = 1979-05-27", InvalidType, "must be a string, a number"),
         ("[network]\nname = 'mlp'\n'a b' = 1", InvalidValue, "is not the name of an option"),
         (f"[training]\nlearning_rate = {10**400}", InvalidValue, "must be finite"),
     ],

@@ -64,8 +64,8 @@ def version(show: Annotated[bool, typer.Option("--version", help="Print the vers
 def main() -> None:
     """Run the command line; a user's mistake ends in one line on standard error and exit code 2.
 
-    Exit code 1 stands for what no other command line would mend (a full disk, runs that failed, damaged data), 130 for
-    Ctrl-C.
+    Exit code 1 is a problem that no other arguments would solve (a full disk, runs that failed, damaged data), 130
+    is Ctrl-C.
     """
     try:
         app()

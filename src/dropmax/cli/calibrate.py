@@ -49,7 +49,7 @@ def calibrate(
     From then on `evaluate`, `predict`, `report`, `explore` and `export` give the calibrated answer.
     """
     if new is not None and data is not None:
-        raise InvalidValue("--data is about the data of the run; DATA takes its place")
+        raise InvalidValue("--data is where the data of the run is, and DATA replaces that data: give one of them")
     if new is None and (label_column or id_column):
         raise InvalidValue("--label-column and --id-column are for DATA; the run knows the columns of its own data")
     from dropmax.workbench import evaluation
@@ -63,8 +63,8 @@ def calibrate(
         source = f"held-out rows of {Path(trained.recipe.data.name).name}"
         if not len(rows) or trained.recipe.training.refit:
             raise DataError(
-                f"{run} was trained on all of its rows in the end, and those would only flatter it: name labelled rows "
-                f"that did not train it, as DATA"
+                f"{run} was trained on all of its rows, and calibrating on those would flatter it: give labelled rows "
+                f"that did not train it as DATA"
             )
     else:
         rows, source = read_new(trained, new, data_dir, label_column, id_column), f"rows of {Path(new).name}"

@@ -74,7 +74,7 @@ def check(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Verify data sets; fails where a file is damaged, or missing and needed."""
+    """Verify data sets; fails if a file is damaged, or missing and needed."""
     from dropmax.workbench.data import check as check_one
     from dropmax.workbench.data import inventory
 

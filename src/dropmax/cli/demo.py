@@ -68,7 +68,7 @@ def _train_side_by_side(runs: dict[str, Path], seed: int, epochs: int) -> None:
         for head, path in runs.items():
             arguments = [sys.executable, "-m", "dropmax", "train"]
             if (path / "recipe.toml").exists():
-                arguments += ["--resume", str(path)]  # a demo that was stopped goes on; a finished one is there at once
+                arguments += ["--resume", str(path)]  # a stopped demo resumes; a finished one is done at once
             else:
                 arguments += ["mnist-1k", "--recipe", "released", "--head", head, "--seed", str(seed)]
                 arguments += ["--epochs", str(epochs), "--out", str(path)]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def doctor(data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Show versions, devices, data found, extras and known problems; fails where dropmax cannot work at all."""
+    """Show versions, devices, data found, extras and known problems; fails if dropmax cannot work at all."""
     from dropmax.workbench.doctor import examine
 
     if sys.stderr.isatty():

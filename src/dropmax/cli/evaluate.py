@@ -73,7 +73,7 @@ def evaluate(
     """Measure error, NLL, Brier, calibration, rejection and prediction sets of a trained model."""
     check_choice("split", split, ("test", "validation", "train"))
     if new is not None and (data is not None or split != "test"):
-        raise InvalidValue("--data and --split are about the data of the run; NEWDATA is scored as a whole")
+        raise InvalidValue("--data and --split apply to the data of the run; NEWDATA is scored as a whole")
     if new is None and (label_column or id_column):
         raise InvalidValue("--label-column and --id-column are for NEWDATA; the run knows the columns of its own data")
     from dropmax.heads import MODES

@@ -222,7 +222,7 @@ def _table(rows: list[dict[str, Any]], could_be: str) -> str:
 
 
 def _csv(rows: list[dict[str, Any]], classes: Sequence[str]) -> str:
-    """Write one column per thing: rank by rank, the state, the set's size and first rivals, then all classes."""
+    """Write one column per value: rank by rank, the state, the set's size and first rivals, then all classes."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     plain = [key for key in rows[0] if key not in ("confusable", "set", "probabilities")]

@@ -27,7 +27,7 @@ def report(
     if out.exists() and not force:
         raise RunError(f"{out} exists: choose another file with --out, or replace it with --force")
     if out.is_dir() or not out.parent.is_dir():
-        raise RunError(f"{out} cannot be written: --out names a new file in a directory that is there")
+        raise RunError(f"{out} cannot be written: --out must name a new file in an existing directory")
     import json
     import shlex
     import sys
@@ -64,6 +64,6 @@ def _report_study(places: list[Path], out: Path, as_json: bool) -> None:
     from dropmax.workbench.files import write_atomically
 
     if len(places) > 1:
-        raise RunError(f"a report is of one table or study, or of runs; name {places[0]} alone")
+        raise RunError(f"a report covers one table or study, or runs: name {places[0]} alone")
     write_atomically(out, make_page(Store(places[0])))
     print(json.dumps({"report": str(out)}) if as_json else f"The report is in {out}: open it in a browser.")

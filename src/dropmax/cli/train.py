@@ -145,7 +145,7 @@ def train(
         }
         clashing = [option for option, value in begun.items() if value is not None]
         if clashing:
-            raise InvalidValue(f"--resume goes on with a run as it was begun; leave out {', '.join(clashing)}")
+            raise InvalidValue(f"--resume continues a run as it was started; leave out {', '.join(clashing)}")
         chosen = None
     else:
         if moved is not None:
@@ -212,7 +212,7 @@ def _choose(data: str | None, recipe: str | None, overrides: dict[str, Any], fea
 def _unfrozen(
     data: str | None, recipe: str | None, backbone: str | None, blocks: int, overrides: dict[str, Any]
 ) -> Recipe:
-    """Return the recipe for a pretrained network whose last blocks learn, or say what stands against it."""
+    """Return the recipe for a pretrained network whose last blocks learn, or say why there is none."""
     import torch
 
     from dropmax.workbench.backbones import LITE_SIZES

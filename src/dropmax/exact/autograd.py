@@ -97,7 +97,7 @@ class AnyBatchFunction(Function):
             ...
 
     def __init_subclass__(cls) -> None:
-        """Remember the signature of ``forward``: torch would work it out anew in every call, which costs 30 us."""
+        """Remember the signature of ``forward``: torch would work it out again in every call, which costs 30 us."""
         if "forward" in cls.__dict__:
             cls.forward.__signature__ = inspect.signature(cls.forward)  # type: ignore[attr-defined]
 

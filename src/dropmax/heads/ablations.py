@@ -1,6 +1,6 @@
 """Heads that exist to answer a question about DropMax: which part of it does the work?
 
-They are made by name like the others (``make_head("dropmax-unmasked", ...)``) but are no rows of the paper's table, so
+They are made by name like the others (``make_head("dropmax-unmasked", ...)``) but are not rows of the paper's table, so
 they are not in :data:`dropmax.HEADS`. Use :class:`dropmax.DropMax` for anything but a comparison.
 """
 

@@ -148,7 +148,7 @@ def make_head(name: str | type[Head], in_features: int, num_classes: int, **opti
 
 
 def _checked(head: _Class) -> _Class:
-    """Refuse what is no head, or one whose name no directory could bear."""
+    """Refuse what is not a head, and names that cannot name a directory."""
     if not (isinstance(head, type) and issubclass(head, Head)) or head is Head:
         got = "dropmax.Head itself" if head is Head else repr(head)
         raise InvalidType(f"a head is a name such as 'dropmax' or a class deriving from dropmax.Head, got {got}")

@@ -23,7 +23,7 @@ class SampledSoftmax(Head):
     With uniform sampling the log-Q correction of Bengio & Senécal is the same for every class and cancels.
 
     Args:
-        fraction: share of all K classes that take part, drawn without replacement and afresh for each row; at least
+        fraction: share of all K classes that take part, drawn without replacement, separately for each row; at least
             the target and one rival do. The paper tunes it over 0.2, 0.4 and 0.6 "of total classes, while the target
             class is always selected".
         target_extra: the other reading of that sentence, which is also what TensorFlow's ``num_sampled`` means: the

@@ -78,7 +78,7 @@ class Origin:
             or set(values) != fields
             or not all(isinstance(v, str) for v in values.values())
         ):
-            raise ValueError(f"a backbone is described by the texts {', '.join(sorted(fields))}")
+            raise ValueError(f"a backbone is described by the strings {', '.join(sorted(fields))}")
         return cls(**values)
 
 

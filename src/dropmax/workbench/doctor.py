@@ -246,7 +246,7 @@ def _wait_for_bfloat16(probe: subprocess.Popen[str], report: Report) -> None:
     what = f"a product in bfloat16 ends the process on this processor: {_ending(code, error)}"
     advice = "do not train with training.precision=bfloat16 here"
     if _wait(_start(_BFLOAT16_PROBE, ONEDNN_MAX_CPU_ISA="AVX512_CORE_BF16"))[0] == 0:
-        what += "; it announces AMX and cannot do it"
+        what += "; it announces AMX but cannot run it"
         advice = "set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 to train with training.precision=bfloat16"
     report.problems.append(Problem(what, advice))
 

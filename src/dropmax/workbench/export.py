@@ -109,7 +109,7 @@ def _why_features(trained: TrainedModel) -> str:
     if not trained.origin or pretrained(trained) is not None:
         return ""
     origin = Origin.from_json(trained.origin)
-    reason = "a tokenizer is no tensor operation" if origin.kind == "text" else "torch.export cannot follow it"
+    reason = "a tokenizer is not a tensor operation" if origin.kind == "text" else "torch.export cannot follow it"
     return f"it takes the features of {origin.short}, because {reason}: make them with `dropmax embed`"
 
 

@@ -18,7 +18,7 @@ __all__ = ["CannotWrite", "check_place", "lock", "make_directory", "parse_json",
 
 
 class CannotWrite(RunError):
-    """The disk is full or not writable; the run itself cannot help it."""
+    """The disk is full or not writable, which says nothing about the run itself."""
 
 
 def check_place(directory: Path) -> None:
@@ -37,7 +37,7 @@ def check_place(directory: Path) -> None:
 
 
 def make_directory(path: Path, what: str = "directory") -> None:
-    """Make a directory and those above it, or say in a line why that cannot be.
+    """Make a directory and those above it, or say in a line why not.
 
     >>> make_directory(Path("/dev/null/x"))
     Traceback (most recent call last):
@@ -82,7 +82,7 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 
 
 def parse_json(text: str) -> Any:
-    """Parse JSON; whatever is wrong with a text, that it is nested too deeply included, is a ValueError.
+    """Parse JSON; anything wrong with the text, too deep nesting included, is a ValueError.
 
     >>> parse_json('{"epoch": 1}')
     {'epoch': 1}

@@ -128,7 +128,7 @@ def push_to_hub(
     api: Any = None,
     trust_code: bool = False,
 ) -> str:
-    """Upload a trained model with its card to the repository ``owner/name``, made if need be; return its address.
+    """Upload a trained model with its card to the repository ``owner/name``, created if needed; return its address.
 
     A directory of :func:`save_pretrained` is uploaded as it is, so that a card can be looked over and edited first;
     anything else goes through :func:`save_pretrained`. Only the files named there are uploaded.

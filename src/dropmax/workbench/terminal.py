@@ -18,7 +18,7 @@ _WIDE = 100_000
 
 
 def printable(text: object, *, keep: str = "") -> str:
-    """Return a text with every character that a terminal would obey instead of show spelt out; but for ``keep``.
+    """Return a text with control characters escaped, except for those in ``keep``.
 
     >>> print(printable("wren\\x1b[31m.png"), printable("a\\u202eb"), printable("two\\nlines", keep="\\n"))
     wren\\x1b[31m.png a\\u202eb two

@@ -78,7 +78,7 @@ def test_vector_files_tell_it_too_and_come_out_the_same_each_time(image_runs: li
 
 def test_captions_have_measured_numbers(everything: tuple[Path, list[Made]]) -> None:
     captions = {one.name: one.caption for one in everything[1]}
-    assert "4 of 4 repetitions ended with the run's very weights" in captions["convergence"]
+    assert "4 of 4 repetitions ended with exactly the run's weights" in captions["convergence"]
     assert "bands go from the lowest to the highest" in captions["convergence"]
     assert "times as large" in captions["gradient-norms-spots"]
     assert "the inequality holds on" in captions["condition-1-spots"]

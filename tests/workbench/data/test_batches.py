@@ -159,7 +159,7 @@ def test_normalise_pixels() -> None:
     images = numbered(4).inputs
     expected = (images.double() / 255 - torch.tensor([0.1, 0.2, 0.3]).view(3, 1, 1)) / 0.5
     torch.testing.assert_close(normalise(images, (0.1, 0.2, 0.3), (0.5,) * 3), expected.float())
-    with pytest.raises(InvalidValue, match=r"one value a channel or feature, \(3,\), but have \(1,\)"):
+    with pytest.raises(InvalidValue, match=r"one value per channel or feature, \(3,\), but have \(1,\)"):
         normalise(images, (0.1,), (0.5,))
 
 

@@ -154,7 +154,7 @@ def test_awa2_tests_on_fifty_a_class(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(first.train) + len(first.validation) == 24
     for path in sorted((root / "antelope").iterdir())[:8]:
         path.unlink()
-    with pytest.raises(DataError, match="antelope has 4 images, but 5 a class are for testing"):
+    with pytest.raises(DataError, match="antelope has 4 images, but 5 per class are for testing"):
         load("awa2", data_dir=tmp_path)
 
 

@@ -106,7 +106,7 @@ def test_a_callback_that_raises_costs_a_line_and_not_the_run(
     assert contents(run.path) == contents(plain)
     assert len(after.calls) == EPOCHS + 2, "the one behind it was not told"
     lines = capsys.readouterr().err.strip().splitlines()
-    assert lines == ["dropmax: Broken failed and is told no more: ConnectionError: the server is not there"]
+    assert lines == ["dropmax: Broken failed and gets no more calls: ConnectionError: the server is not there"]
 
 
 def test_what_a_callback_does_changes_nothing(plain: Path, tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ class Progress(Status):
     Args:
         schedule: what is done.
         estimates: seconds a run of each group is expected to take, by its key.
-        workers: how many runs go on side by side.
+        workers: how many runs are made side by side.
         quiet: say nothing.
     """
 

@@ -26,7 +26,7 @@ from dropmax.workbench.recipes import recipe_from_dict
 
 __all__ = ["PlanRecord", "Provenance", "Record", "RunRecord", "difference", "failure", "normal", "parse"]
 
-#: Directories bear these names, so a file may not choose just any text.
+#: Directories get these names, so a file may not choose just any text.
 Name = Annotated[str, Field(pattern=r"^[\w.+-]+$")]
 #: Metrics by prediction mode and name, such as ``["mean"]["error"]``.
 Metrics = dict[str, dict[str, float]]

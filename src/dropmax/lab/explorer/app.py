@@ -26,7 +26,7 @@ from dropmax.workbench.data.handwriting import as_mnist
 
 __all__ = ["create_app"]
 
-CANVAS = 280  #: side of the drawing the page sends, one byte a pixel
+CANVAS = 280  #: side of the drawing the page sends, one byte per pixel
 MOST_TEXT = 100_000  #: bytes of a sentence
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _NO_NUMBER = 2**31 - 1
@@ -157,7 +157,7 @@ def _add_tryout(app: FastAPI, explorer: Explorer, worker: Worker, uploads: Uploa
             raise HTTPException(409, "This model does not take drawings: its inputs are not 28 x 28 grey images.")
         async with uploads.body(request, CANVAS**2) as content:
             if len(content) != CANVAS**2:
-                raise HTTPException(422, f"A drawing is {CANVAS} x {CANVAS} bytes, one a pixel.")
+                raise HTTPException(422, f"A drawing is {CANVAS} x {CANVAS} bytes, one per pixel.")
             return await worker.answer(_drawn, explorer, content, seed)
 
     @app.post("/api/try/image")

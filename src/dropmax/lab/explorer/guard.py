@@ -70,7 +70,9 @@ class Guard:
             # A bug of ours: one line for the server's log, no internals for the client.
             print(f"dropmax explore: {scope['method']} {scope['path']!r}: {error!r}", file=sys.stderr, flush=True)
             if not started:
-                await polite(500, "Something went wrong here; the explorer goes on.")(scope, receive, send_with_headers)
+                await polite(500, "Something went wrong here; the explorer keeps running.")(
+                    scope, receive, send_with_headers
+                )
 
     def _refusal(self, scope: Scope) -> JSONResponse | None:
         headers = Headers(scope=scope)

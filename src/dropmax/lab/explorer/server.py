@@ -26,7 +26,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError):
-        raise RunError(f"--host {host} is no address of this machine: leave it out for 127.0.0.1") from None
+        raise RunError(f"--host {host} is not an address of this machine: leave it out for 127.0.0.1") from None
     bound = socket.socket(family, kind, protocol)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

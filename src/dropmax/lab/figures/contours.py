@@ -17,7 +17,7 @@ __all__ = ["CAPTION", "draw", "fit", "problem"]
 
 CAPTION = (
     "Decision regions of softmax, and of DropMax with the same retain probability ρ for every rival, masks drawn "
-    "anew for each point at each step. Black: where the answer changes; white: where the highest probability is "
+    "again for each point at each step. Black: where the answer changes; white: where the highest probability is "
     "0.6, 0.8, 0.95."
 )
 _RETAIN = (0.8, 0.6, 0.4, 0.2)

@@ -19,7 +19,7 @@ _RECORDED = (
     "entropy of the whole test set."
 )
 _LOGGED = (
-    "From the runs' logs, a point an epoch: the training curve of a head with masks is drawn with its masks z, the "
+    "From the runs' logs, one point per epoch: the training curve of a head with masks is drawn with its masks z, the "
     "validation curve with ρ. Add --record for every step, the test set, and ρ in both."
 )
 
@@ -86,4 +86,4 @@ def _logged(run: Run) -> _Curves:
 
 def _fidelity(subject: Subject) -> str:
     same = sum(subject.recordings[run].same_weights for run in subject.runs)
-    return f" {same} of {len(subject.runs)} repetitions ended with the run's very weights."
+    return f" {same} of {len(subject.runs)} repetitions ended with exactly the run's weights."

@@ -30,7 +30,7 @@ def normalise(
     spread = torch.as_tensor(std, dtype=torch.float32, device=inputs.device)
     if shift.shape != spread.shape or shift.shape != inputs.shape[1:2]:
         raise InvalidValue(
-            f"mean and std need one value a channel or feature, {tuple(inputs.shape[1:2])}, "
+            f"mean and std need one value per channel or feature, {tuple(inputs.shape[1:2])}, "
             f"but have {tuple(shift.shape)} and {tuple(spread.shape)}"
         )
     if inputs.dtype == torch.uint8:
@@ -71,7 +71,7 @@ class Batches:
 
     Args:
         split: what to draw from.
-        batch_size: rows a batch, over all ranks together.
+        batch_size: rows per batch, over all ranks together.
         mean: what :func:`normalise` subtracts, for example ``dataset.mean``.
         std: what it divides by, for example ``dataset.std``.
         augment: "none"; "crop-flip", which pads by 4 black pixels, crops at random and mirrors half the images; or

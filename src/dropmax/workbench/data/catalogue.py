@@ -111,13 +111,13 @@ SOURCES: dict[str, Source] = {
 }
 
 NAMES: dict[str, Known] = {
-    "mnist-1k": Known(None, 10, (1_000, 5_000, 10_000), "handwritten digits, 100 a class to train on"),
-    "mnist-5k": Known(None, 10, (5_000, 5_000, 10_000), "handwritten digits, 500 a class to train on"),
+    "mnist-1k": Known(None, 10, (1_000, 5_000, 10_000), "handwritten digits, 100 per class to train on"),
+    "mnist-5k": Known(None, 10, (5_000, 5_000, 10_000), "handwritten digits, 500 per class to train on"),
     "mnist-55k": Known("mnist", 10, (55_000, 5_000, 10_000), "all handwritten digits"),
     "mnist": Known("mnist", 10, (55_000, 5_000, 10_000), "the same as mnist-55k"),
     "cifar-10": Known("cifar-10", 10, (45_000, 5_000, 10_000), "small colour pictures"),
     "cifar-100": Known("cifar-100", 100, (45_000, 5_000, 10_000), "small colour pictures in 20 superclasses"),
-    "cifar-100-5k": Known("cifar-100", 100, (5_000, 5_000, 10_000), "the same, 50 a class to train on"),
+    "cifar-100-5k": Known("cifar-100", 100, (5_000, 5_000, 10_000), "the same, 50 per class to train on"),
     "cub": Known("cub", 200, (5_395, 599, 5_794), "birds, Caltech-UCSD Birds-200-2011"),
     "awa": Known("awa", 50, (25_177, 2_798, 2_500), "animals, Animals with Attributes, no longer distributed"),
     "awa2": Known("awa2", 50, (31_340, 3_482, 2_500), "animals, Animals with Attributes 2"),
@@ -140,7 +140,7 @@ def cache_directory() -> Path:
 
 @contextlib.contextmanager
 def cache_folder(kind: str) -> Iterator[Path]:
-    """Make and give a folder of the cache; what the file system refuses inside becomes a DataError."""
+    """Yield a folder of the cache, made if needed; what the file system refuses inside becomes a DataError."""
     folder = cache_directory() / kind
     try:
         folder.mkdir(parents=True, exist_ok=True)

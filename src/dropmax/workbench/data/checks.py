@@ -107,7 +107,7 @@ def check(name_or_path: str | os.PathLike[str], data_dir: str | os.PathLike[str]
 
 
 def _look(what: object, look: Callable[..., object], *arguments: object) -> Finding:
-    """Return what ``look`` says of a sound thing, or the error it raises for a damaged one."""
+    """Return what ``look`` says of a file that is fine, or the error it raises for a damaged one."""
     try:
         return Finding(str(what), "ok", str(look(*arguments)))
     except DropMaxError as error:

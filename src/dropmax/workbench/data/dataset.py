@@ -44,7 +44,7 @@ class Split:
                 f"labels must be int64 of shape (N,), not {self.labels.dtype} of shape {tuple(self.labels.shape)}"
             )
         if len(self.inputs) != len(self.labels):
-            raise DataError(f"a split needs one label an input, but has {len(self.inputs)} and {len(self.labels)}")
+            raise DataError(f"a split needs one label per input, but has {len(self.inputs)} and {len(self.labels)}")
 
     def __len__(self) -> int:
         return len(self.labels)

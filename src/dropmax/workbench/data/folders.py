@@ -59,7 +59,7 @@ def read_listing(listing: Listing, image_size: int | None = None) -> Parts:
 
 
 def _enlarged(files: Sequence[Path], crop: int, is_default: bool) -> list[str]:
-    """Say so where images are smaller than what the network sees."""
+    """Say so if images are smaller than what the network sees."""
     sides = short_sides(files)
     small = [side for side in sides if side < crop]
     if not small:
@@ -138,7 +138,7 @@ def list_awa2(folder: Path) -> Listing:
     if counts.min() <= AWA_TEST_A_CLASS:
         short = everything.classes[int(counts.argmin())]
         raise DataError(
-            f"{folder / 'JPEGImages' / short} has {counts.min()} images, but {AWA_TEST_A_CLASS} a class are for "
+            f"{folder / 'JPEGImages' / short} has {counts.min()} images, but {AWA_TEST_A_CLASS} per class are for "
             "testing and some must be left to train on"
         )
     names = tuple(name.replace("+", " ") for name in everything.classes)

@@ -15,7 +15,7 @@ from dropmax.workbench.data.images import to_rgb
 __all__ = ["as_digit", "as_mnist", "is_like_mnist"]
 
 SIDE, BOX = 28, 20
-#: Paler than this is no ink: the rim of an anti-aliased stroke should not widen its bounding box.
+#: Paler than this is not ink: the rim of an anti-aliased stroke should not widen its bounding box.
 FAINTEST = 32
 
 

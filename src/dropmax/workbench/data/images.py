@@ -143,7 +143,7 @@ def short_sides(files: Sequence[Path], most: int = 64) -> list[int]:
 
 
 def open_header(path: Path) -> Image.Image:
-    """Open an image, reading no more than its header, and refuse what is none or has too many pixels."""
+    """Open an image, reading no more than its header, and refuse what is not an image or has too many pixels."""
     try:
         image = Image.open(path, formats=_FORMATS)
     except FileNotFoundError:

@@ -105,7 +105,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def not_text(path: Path, error: UnicodeDecodeError) -> DataError:
-    """Return what to raise where a file is in another encoding, or no text at all."""
+    """Return what to raise if a file is in another encoding, or is not text."""
     return DataError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}): save it as UTF-8")
 
 

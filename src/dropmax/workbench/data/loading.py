@@ -25,7 +25,7 @@ _READABLE = "an image folder or a .npz, .csv or .parquet file"
 
 @dataclasses.dataclass(frozen=True)
 class _Own:
-    """How to read a folder or file of one's own."""
+    """How to read the user's own folder or file."""
 
     image_size: int | None = None
     label_column: str | None = None
@@ -97,7 +97,7 @@ def _check_options(name: str, path: Path, options: _Own) -> None:
     if options.test is not None and name in NAMES:
         raise _has_test(name, options.test)
     if options.image_size is not None and not is_folder:
-        raise InvalidValue(f"image_size is for image folders; the size of {name} is what it is")
+        raise InvalidValue(f"image_size is for image folders; the size of {name} is fixed")
     if options.backbone is None:
         if options.text_column is not None:
             raise InvalidValue("text_column needs a backbone that turns texts into features, such as wordllama")

@@ -27,7 +27,7 @@ _SPLITS |= dict.fromkeys(("val", "valid"), "validation")
 def read_npz(path: Path) -> Parts:
     """Read arrays ``x_train, y_train`` with optional ``x_val, y_val`` and ``x_test, y_test``, or just ``x, y``.
 
-    Capital letters are as good as small ones. Inputs are uint8 images (N, H, W), (N, H, W, C) or (N, C, H, W) with
+    Capital and small letters mean the same. Inputs are uint8 images (N, H, W), (N, H, W, C) or (N, C, H, W) with
     one or three channels, or numbers (N, D). Labels are whole numbers or strings. An optional array ``classes`` of
     strings names the whole-number labels 0, 1, ... Beside ``x, y`` there may be what ``dropmax embed`` writes:
     ``split`` (train, validation or test for each row; outside for rows of no class), ``names`` (of the rows), ``text``,
@@ -210,7 +210,7 @@ def _check_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -
             raise DataError(f"{path}: {info.filename} is of an unknown .npy version {version}")
         shape, _, dtype = readers[version](stream)
         if dtype.itemsize == 0:
-            raise DataError(f"{path}: {info.filename} holds values of no size")
+            raise DataError(f"{path}: {info.filename} holds values of size zero")
         if dtype.hasobject:
             raise DataError(f"{path}: {info.filename} holds Python objects; store numbers or strings")
         if int(np.prod(shape, dtype=object)) * dtype.itemsize + stream.tell() != info.file_size:

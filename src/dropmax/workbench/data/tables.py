@@ -75,7 +75,7 @@ def read_rows(
     Args:
         path: of the table.
         label_column: the column of labels.
-        id_column: a column of identifiers, which are read as text and are no features.
+        id_column: a column of identifiers, which are read as text and are not features.
         columns: the features to read, by name and in this order; all other columns are ignored. Without any, every
             column but those of labels and identifiers is a feature, in the order of the table.
         labelled: whether the labels are needed; where they are not, they are left out.

@@ -66,7 +66,7 @@ class Pretrained(nn.Module):
         return found
 
     def train(self, mode: bool = True) -> Pretrained:
-        """Set the mode of the hidden layers; the pretrained network has no layer that knows one."""
+        """Set the mode of the hidden layers; the pretrained network has no layer that depends on it."""
         super().train(mode)
         self.graph.eval()  # or else it would leave out whole blocks at random
         return self

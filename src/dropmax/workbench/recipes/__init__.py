@@ -129,7 +129,7 @@ class Recipe:
         return any(":" in table["name"] for table in (self.network, self.head))
 
     def findable(self) -> Recipe:
-        """Return the recipe with a network and head of one's own named so that any process finds them."""
+        """Return the recipe with the user's own network and head named so that any process finds them."""
         from dropmax.heads import findable_name
 
         network = {**self.network, "name": locate(self.network["name"])}
@@ -225,7 +225,7 @@ def find_recipe(data: str, variant: str | None = None) -> str:
 
 
 def is_known(data: str) -> bool:
-    """Say whether a recipe that comes with the package is for this data set, rather than for data of one's own.
+    """Say whether a recipe that comes with the package is for this data set, rather than for the user's own data.
 
     >>> is_known("mnist-1k"), is_known("mnist-1k.npz")
     (True, False)
@@ -235,7 +235,7 @@ def is_known(data: str) -> bool:
 
 
 def recipe_for(data: str, variant: str | None = None) -> tuple[str, Recipe]:
-    """Return the full name of the recipe for a data set, or for a folder or file of one's own, and the recipe.
+    """Return the full name of the recipe for a data set, or for the user's own folder or file, and the recipe.
 
     >>> name, recipe = recipe_for("mnist-1k")
     >>> name, recipe.data.name
@@ -365,7 +365,7 @@ def _refuse_strange(value: Any, where: str) -> None:
         for item in value:
             _refuse_strange(item, where)
     elif not isinstance(value, (str, int, float, bool)):
-        raise InvalidType(f"{where} must be a text, a number, true or false, or a list of these, got {value!r}")
+        raise InvalidType(f"{where} must be a string, a number, true or false, or a list of these, got {value!r}")
 
 
 def _fill(cls: type[Any], values: Mapping[str, Any], table: str, source: str) -> Any:
@@ -443,5 +443,5 @@ def _toml(value: Any) -> str:
         return "[" + ", ".join(_toml(item) for item in value) + "]"
     if isinstance(value, float):
         return repr(value) if value == value and abs(value) != float("inf") else str(value)
-    # A JSON string, number or boolean is a TOML one; only that TOML wants the character 127 spelt out.
+    # A JSON string, number or boolean is a TOML one; except that TOML wants the character 127 escaped.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

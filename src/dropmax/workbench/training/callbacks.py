@@ -1,6 +1,6 @@
 """What may watch a training run: one small interface, and TensorBoard, MLflow and Weights & Biases behind it.
 
-Logging cannot cost a run: a callback that raises is dropped with one warning line, and training goes on. Nor can it
+Logging cannot cost a run: a callback that raises is dropped with one warning line, and training continues. Nor can it
 change one: whatever random numbers a callback draws, the run ends with the same bytes.
 """
 
@@ -48,7 +48,7 @@ class Callback:
     """
 
     def start(self, run: Path, recipe: Recipe, environment: dict[str, Any]) -> None:
-        """Training begins, or goes on, in the directory ``run``; ``environment`` is its ``environment.json``."""
+        """Training begins or resumes in the directory ``run``; ``environment`` is its ``environment.json``."""
 
     def step(self, step: int, terms: dict[str, float]) -> None:
         """The optimiser has made step number ``step``, counted from 1; ``terms`` is the loss before it, by term."""
@@ -103,7 +103,7 @@ class Callbacks:
             if problem:
                 self.active.remove(callback)
                 name = type(callback).__name__
-                print(f"dropmax: {name} failed and is told no more: {problem}", file=sys.stderr, flush=True)
+                print(f"dropmax: {name} failed and gets no more calls: {problem}", file=sys.stderr, flush=True)
 
 
 def _problem(callback: Callback, event: str, about: tuple[Any, ...]) -> str:
@@ -173,7 +173,7 @@ class MLflow(Callback):
         self._experiment = experiment
 
     def start(self, run: Path, recipe: Recipe, environment: dict[str, Any]) -> None:
-        """Go on with the run that has this run's tag, or make one."""
+        """Continue the run that has this run's tag, or make one."""
         uri = self._uri
         if uri is None and not self._mlflow.is_tracking_uri_set() and find_spec("sqlalchemy") is None:
             # MLflow's own default is SQLite, which mlflow-skinny cannot write; a folder must be allowed explicitly.
@@ -223,7 +223,7 @@ class WandB(Callback):
         self._mode = mode
 
     def start(self, run: Path, recipe: Recipe, environment: dict[str, Any]) -> None:
-        """Begin or go on with the run that has this run's identity."""
+        """Begin or continue the run that has this run's identity."""
         self._run = self._wandb.init(
             project=self._project or os.environ.get("WANDB_PROJECT") or "dropmax",
             id=identity(run, recipe, environment),

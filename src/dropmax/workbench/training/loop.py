@@ -39,7 +39,7 @@ _CHECK_EVERY = {"cpu": 1}
 
 
 class Interrupted(RunError):
-    """Training was stopped by the user; the message says how to go on."""
+    """Training was stopped by the user; the message says how to resume."""
 
 
 class Diverged(RunError):
@@ -109,11 +109,11 @@ def resume(
     quiet: bool = False,
     trust_code: bool = False,
 ) -> RunDirectory:
-    """Go on with a run that was stopped or killed; it ends with the bytes it would have had anyway.
+    """Resume a run that was stopped or killed; it ends with the bytes of an uninterrupted run.
 
     With ``epochs``, train to that many epochs in all, also where the run had ended: from here on, the learning rate
-    follows the recipe's schedule for the new number, and ``recipe.toml`` says so. Callbacks are passed anew; the logs
-    that come with dropmax go on where they stopped. A run directory may come from somebody else, so a network or
+    follows the recipe's schedule for the new number, and ``recipe.toml`` says so. Pass callbacks again; the logs
+    that come with dropmax continue where they stopped. A run directory may come from somebody else, so a network or
     head that its recipe imports needs ``trust_code``, as for :func:`~dropmax.workbench.training.load_model`.
     """
     logs = [*callbacks, *make_callbacks(["tensorboard"] * tensorboard)]
@@ -206,9 +206,9 @@ def fit(session: Session, run: RunDirectory, callbacks: Sequence[Callback] = (),
 
 
 def _refit(session: Session, *, quiet: bool) -> Session:
-    """Train anew on all rows but the test part; the calibration stays that of the held-out rows.
+    """Train again on all rows but the test part; the calibration stays that of the held-out rows.
 
-    It has no checkpoints of its own: a run that is stopped here goes on from its last epoch, and begins this again.
+    It has no checkpoints of its own: a run that is stopped here resumes from its last epoch and starts this fit over.
     """
     data, ranks = session.data.with_validation_trained_on(), session.ranks
     again = _begin(session.recipe, data, str(session.device), ranks, quiet=quiet)
@@ -335,7 +335,7 @@ def _signals() -> Iterator[_Stop]:
             raise _AtOnce
         stop.asked = True
         # Not print: a handler must not write to a stream that the interrupted code may be writing to.
-        os.write(2, b"dropmax: stopping after this step; once more to stop at once\n")
+        os.write(2, b"dropmax: stopping after this step; press Ctrl-C again to stop at once\n")
 
     try:
         previous = {name: signal.signal(name, handle) for name in (signal.SIGINT, signal.SIGTERM)}

@@ -5,7 +5,7 @@
 ``environment.json``      command, commit, versions and machine
 ``data.json``             where the data is, and which rows were held out
 ``metrics.jsonl``         one line per epoch: loss terms, validation metrics
-``checkpoint-EPOCH.pt``   the last two states training can go on from
+``checkpoint-EPOCH.pt``   the last two states to resume from
 ``model.safetensors``     the trained model, there once training has ended
 ``calibration.json``      its temperatures, the mode that is the answer and why, and scores of the held-out rows
 ========================  ==========================================================================================
@@ -148,7 +148,7 @@ class RunDirectory:
     # --- checkpoints ---------------------------------------------------------------------------------------------
 
     def save_checkpoint(self, state: dict[str, Any]) -> Path:
-        """Save what training needs to go on, and keep only the last two."""
+        """Save what training needs to resume, and keep only the last two."""
         path = self.path / f"checkpoint-{state['epoch']:06d}.pt"
         buffer = io.BytesIO()
         torch.save(state, buffer)
@@ -207,7 +207,7 @@ class RunDirectory:
                 path.unlink(missing_ok=True)
 
     def _remove_old_run(self) -> None:
-        """Delete what a run made; refuse where anything else lies there, for that is not ours to delete."""
+        """Delete what a run made; refuse if anything else is there: that is not ours to delete."""
         strangers = [
             p.name
             for p in self.path.iterdir()

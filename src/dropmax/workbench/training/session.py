@@ -92,7 +92,7 @@ class Session:
         self._forward: nn.Module | None = None
 
     def remaining_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return what is left of the current epoch: its order is drawn anew from the state at its beginning."""
+        """Return what is left of the current epoch: its order is drawn again from the state at its beginning."""
         self.order.set_state(self._order_of_epoch)
         return itertools.islice(self.batches, self.step, None)
 
@@ -193,7 +193,7 @@ class Session:
         return found
 
     def load(self, state: dict[str, Any], source: str) -> None:
-        """Go on from a state; ``source`` is named in errors. The recipe may have more epochs than it had then."""
+        """Continue from a state; ``source`` is named in errors. The recipe may have more epochs than it had then."""
         if not _same_but_epochs(str(state.get("recipe")), self.recipe.to_toml()):
             raise RunError(
                 f"{source} was made with another recipe than its recipe.toml: restore that file, or train into a new "

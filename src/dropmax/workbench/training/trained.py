@@ -215,7 +215,7 @@ def load_model(path: Path | str, *, device: torch.device | str = "cpu", trust_co
 
 
 def check_imports(recipe: Recipe, source: str, trust_code: bool) -> None:
-    """Raise where a recipe that came in the file ``source`` names code to import which nobody has consented to."""
+    """Raise where a recipe that came in the file ``source`` names code to import without consent."""
     for what, table in (("network", recipe.network), ("head", recipe.head)):
         check_import(what, table["name"], source, trust_code)
 
@@ -251,7 +251,7 @@ def _read_about(about: Any) -> dict[str, Any]:
 
     json.dumps(about, ensure_ascii=False).encode()  # a ValueError where a name holds half of a surrogate pair
     if not isinstance(about, dict) or not isinstance(about["recipe"], dict):
-        raise ValueError("its description is no table")
+        raise ValueError("its description is not a table")
     if not is_list(about["classes"], str):
         raise ValueError("its classes are not a list of names")
     shape, size = about["input_shape"], about["stored_size"]
