@@ -24,13 +24,12 @@ __all__ = ["Difference", "compare", "draw", "make_page", "print_comparison", "to
 class Difference:
     """``a - b`` in one metric on one data set, in the units of the tables.
 
-    >>> Difference("mnist-1k", "error", "mean", {0: -1.0, 1: -1.2}, -1.1, 1.27, 0.06, 0.06).is_significant
+    >>> Difference("mnist-1k", "error", {0: -1.0, 1: -1.2}, -1.1, 1.27, 0.06, 0.06).is_significant
     False
     """
 
     data: str
     metric: str
-    mode: str
     values: dict[int, float]  #: by seed
     mean: float
     half_width: float
@@ -43,16 +42,18 @@ class Difference:
         return self.corrected < LEVEL
 
 
-def compare(
-    store: Store, a: str, b: str, metrics: Sequence[str] = DEFAULT_METRICS, *, mode: str = "mean"
-) -> list[Difference]:
+def compare(store: Store, a: str, b: str, metrics: Sequence[str] = DEFAULT_METRICS) -> list[Difference]:
     """Return how variant ``a`` differs from variant ``b`` per data set and metric: paired over seeds, Holm-corrected.
 
-    Only seeds that both were run with count, as a seed decides the training examples too.
+    ``dropmax@exact`` is a variant in another prediction mode than the mean. Only seeds that both were run with count,
+    as a seed decides the training examples too.
     """
     runs = [record for record in store.runs() if record.status == "done"]
     for name in (a, b):
-        check_choice("variant", name, list(dict.fromkeys(record.variant for record in runs)))
+        variant, _, mode = name.partition("@")
+        check_choice("variant", variant, list(dict.fromkeys(record.variant for record in runs)))
+        measured = dict.fromkeys(mode for record in runs if record.variant == variant for mode in record.test)
+        check_choice(f"mode of {variant}", mode or "mean", list(measured))
     if a == b:
         raise InvalidValue(f"--compare needs two different variants, got {a!r} twice")
     for metric in metrics:
@@ -60,23 +61,26 @@ def compare(
     found = []
     for data in _data(runs):
         for metric in metrics:
-            first, second = (
-                {
-                    record.seed: METRICS[metric].factor * record.test[mode][metric]
-                    for record in runs
-                    if (record.data, record.variant) == (data, variant) and metric in record.test[mode]
-                }
-                for variant in (a, b)
-            )
+            first, second = (_by_seed(runs, data, name, metric) for name in (a, b))
             seeds = sorted(set(first) & set(second))
             if len(seeds) > 1:
                 pair = paired_difference([first[seed] for seed in seeds], [second[seed] for seed in seeds])
                 by_seed = {seed: first[seed] - second[seed] for seed in seeds}
-                found.append(Difference(data, metric, mode, by_seed, *pair, corrected=pair.p_value))
+                found.append(Difference(data, metric, by_seed, *pair, corrected=pair.p_value))
     if not found:
         raise InvalidValue(f"{a} and {b} share no two seeds on any data set in {store.path}: run more --runs of both")
     corrected = holm([difference.p_value for difference in found])
     return [replace(difference, corrected=p) for difference, p in zip(found, corrected, strict=True)]
+
+
+def _by_seed(runs: Sequence[RunRecord], data: str, name: str, metric: str) -> dict[int, float]:
+    variant, _, mode = name.partition("@")
+    measured = {
+        record.seed: record.test.get(mode or "mean", {})
+        for record in runs
+        if (record.data, record.variant) == (data, variant)
+    }
+    return {seed: METRICS[metric].factor * test[metric] for seed, test in measured.items() if metric in test}
 
 
 def to_rows(differences: Sequence[Difference]) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from dropmax.errors import check_choice
 from dropmax.lab.experiments.paper import COLUMNS, PAPER, ROWS, WHY_NOT
 from dropmax.lab.experiments.plan import TUNING_SEED, Group, Plan
 from dropmax.lab.experiments.records import RunRecord
+from dropmax.lab.experiments.schedule import edges_of
 from dropmax.lab.experiments.store import Store
 from dropmax.lab.statistics import holm, paired_difference, t_interval
 from dropmax.workbench.files import write_atomically
@@ -96,8 +97,10 @@ class Table:
     provenance: dict[str, Any]
 
 
-def make_table(store: Store, metric: str = "error", *, mode: str = "mean") -> Table:
-    """Make the table of a metric from the results in a directory, for one way of prediction.
+def make_table(store: Store, metric: str = "error", *, modes: Sequence[str] = ("mean",)) -> Table:
+    """Make the table of a metric from the results in a directory.
+
+    Every further mode of prediction adds a row ``variant@mode`` below each variant that was measured in it.
 
     >>> import tempfile
     >>> from dropmax.lab.experiments import plan_table
@@ -107,28 +110,36 @@ def make_table(store: Store, metric: str = "error", *, mode: str = "mean") -> Ta
     >>> table.cells["dropmax", "mnist-1k"].note, table.cells["dropmax", "awa"].note
     ('not run yet', 'images no longer distributed')
     """
+    from dropmax.heads import MODES
+
     check_choice("metric", metric, METRICS)
+    for mode in modes:
+        check_choice("mode", mode, MODES)
     plan, results = store.plan(), store.runs()
     by_group: dict[str, list[RunRecord]] = {}
     for result in sorted(results, key=lambda result: result.seed):
         by_group.setdefault(result.group, []).append(result)
     planned = {(group.variant, group.data): group for group in plan.groups}
-    rows, columns = _rows(plan), _columns(plan)
+    rows, columns = _with_modes(_rows(plan), modes, results), _columns(plan)
     cells: dict[tuple[str, str], Cell] = {}
     for column in columns:
         here = {}
-        for variant in rows:
+        for row in rows:
+            variant, _, mode = row.partition("@")
             group = planned.get((variant, column.data))
             paper = None if plan.is_study or metric != "error" else _papers(variant, column.data, group)
             if group is None:
                 cell = Cell(note=WHY_NOT.get(column.data, "not run"))
             else:
-                cell = _cell(by_group.get(group.key, []), metric, mode, plan.runs)
-            here[variant, column.data] = replace(cell, paper=paper)
+                cell = _cell(by_group.get(group.key, []), metric, mode or modes[0], plan.runs)
+            here[row, column.data] = replace(cell, paper=paper)
         cells |= compared(here)
-    title = f"{_kind(plan)}: {METRICS[metric].title}, mode {mode}"
+    title = f"{_kind(plan)}: {METRICS[metric].title}, mode {modes[0]}"
+    if any("@" in row for row in rows):
+        title += " unless a row names another"
     commands = getattr(store.plan_record(), "commands", [])
-    return Table(title, metric, columns, rows, cells, _notes(plan, metric), _provenance(commands, results))
+    notes = _notes(plan, metric) + (_edge_note(plan, results) if metric == "error" else ())
+    return Table(title, metric, columns, rows, cells, notes, _provenance(commands, results))
 
 
 def _kind(plan: Plan) -> str:
@@ -184,6 +195,22 @@ def _rows(plan: Plan) -> dict[str, str]:
     return {variant: names.get(variant, variant) for variant in [*(ROWS if _kind(plan) == "Table 1" else ()), *asked]}
 
 
+def _with_modes(rows: dict[str, str], modes: Sequence[str], results: list[RunRecord]) -> dict[str, str]:
+    """Return the rows, each followed by those of the further modes it was measured in."""
+    measured = {(result.variant, mode) for result in results for mode in result.test}
+    found = {}
+    for variant, name in rows.items():
+        found[variant] = name
+        found |= {f"{variant}@{mode}": f"{name}, {mode}" for mode in modes[1:] if (variant, mode) in measured}
+    return found
+
+
+def _edge_note(plan: Plan, runs: list[RunRecord]) -> tuple[str, ...]:
+    found = edges_of(plan, runs)
+    on_edge = [f"{group.variant} on {group.data} ({'; '.join(words)})" for group, words in found if words]
+    return (f"Winners on an edge of their grid: {', '.join(on_edge) or 'none'}.",) if found else ()
+
+
 def _columns(plan: Plan) -> tuple[Column, ...]:
     recipes = {group.data: group.recipe_name for group in plan.groups}
     names = dict.fromkeys([*(COLUMNS if _kind(plan) == "Table 1" else ()), *recipes])
@@ -232,7 +259,13 @@ def _provenance(commands: list[str], results: list[RunRecord]) -> dict[str, Any]
     }
 
 
-def write_tables(store: Store, metrics: Sequence[str] = DEFAULT_METRICS, formats: Sequence[str] = ("md",)) -> list[str]:
+def write_tables(
+    store: Store,
+    metrics: Sequence[str] = DEFAULT_METRICS,
+    formats: Sequence[str] = ("md",),
+    *,
+    modes: Sequence[str] = ("mean",),
+) -> list[str]:
     """Write ``tables.md`` (or ``.tex``) with a table per metric, and ``runs.csv``; return the names of the files.
 
     >>> import tempfile
@@ -247,7 +280,7 @@ def write_tables(store: Store, metrics: Sequence[str] = DEFAULT_METRICS, formats
 
     for name in formats:
         check_choice("format", name, FORMATS)
-    tables = [make_table(store, metric) for metric in metrics]
+    tables = [make_table(store, metric, modes=modes) for metric in metrics]
     pages = {f"tables.{name}": FORMATS[name](tables) for name in formats}
     pages["runs.csv"] = to_csv([*store.runs("tune"), *store.runs()])
     for name, content in pages.items():
