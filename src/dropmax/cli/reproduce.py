@@ -165,7 +165,8 @@ def _names(text: str) -> list[str]:
 
 def _compare(store: Any, a: str, b: str, metrics: list[str], as_json: bool) -> None:
     from dropmax.errors import MissingDependency
-    from dropmax.lab.experiments import compare
+    from dropmax.lab.experiments import compare, pictures
+    from dropmax.workbench import style
 
     store.plan()  # refuses a directory without results
     found = compare.compare(store, a, b, metrics)
@@ -175,7 +176,7 @@ def _compare(store: Any, a: str, b: str, metrics: list[str], as_json: bool) -> N
     compare.print_comparison(a, b, found)
     picture = store.path / f"compare-{a}-{b}.png"
     try:
-        compare.draw(a, b, found, picture)
+        style.save(pictures.differences(a, b, found), picture)
         print(f"Drawn in {picture}.")
     except MissingDependency as error:
         print(f"dropmax: {error}", file=sys.stderr)
