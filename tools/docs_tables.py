@@ -34,8 +34,8 @@ from dropmax.lab.experiments import RunRecord, Store, make_table
 from dropmax.lab.experiments.paper import PAPER
 from dropmax.lab.experiments.render import FORMATS
 from dropmax.lab.experiments.schedule import edges_of
-from dropmax.lab.experiments.tables import DEFAULT_METRICS, METRICS
-from dropmax.lab.statistics import PairedDifference, paired_difference, t_interval
+from dropmax.lab.experiments.tables import DEFAULT_METRICS, by_seed
+from dropmax.lab.statistics import PairedDifference, paired_by_seed, t_interval
 
 ROOT = Path(__file__).parents[1]
 TABLES = ROOT / "results" / "tables.md"
@@ -71,17 +71,18 @@ def values(row: str, metric: str) -> dict[int, float]:
     if not chosen:
         raise ValueError(f"results/{study} has no runs of {variant!r}")
     mode = mode or other or "mean"
-    if any(metric not in record.test.get(mode, {}) for record in chosen):
+    found = by_seed(chosen, metric, mode)
+    if len(found) < len(chosen):
         raise ValueError(f"results/{study}: {variant} was not measured in {metric!r} of mode {mode!r} with every seed")
-    factor = METRICS[metric].factor if metric in METRICS else 1.0
-    return {record.seed: factor * record.test[mode][metric] for record in chosen}
+    return found
 
 
 def difference(row: str, other: str, metric: str) -> PairedDifference:
     """Return ``row`` less ``other``, paired over the seeds both have."""
-    a, b = values(row, metric), values(other, metric)
-    seeds = sorted(set(a) & set(b))
-    return paired_difference([a[seed] for seed in seeds], [b[seed] for seed in seeds])
+    found = paired_by_seed(values(row, metric), values(other, metric))
+    if found is None:
+        raise ValueError(f"{row} and {other} share no two seeds")
+    return found
 
 
 def mean_and_half(row: str, metric: str) -> tuple[float, float | None]:

@@ -13,8 +13,8 @@ from dropmax.lab.experiments.pictures import curves, points, short_title
 from dropmax.lab.experiments.records import RunRecord
 from dropmax.lab.experiments.render import number_text
 from dropmax.lab.experiments.store import Store
-from dropmax.lab.experiments.tables import DEFAULT_METRICS, LEVEL, METRICS, make_table
-from dropmax.lab.statistics import holm, paired_difference
+from dropmax.lab.experiments.tables import DEFAULT_METRICS, LEVEL, METRICS, by_seed, make_table
+from dropmax.lab.statistics import holm, paired_by_seed
 from dropmax.workbench import style
 
 __all__ = ["Difference", "compare", "make_page", "print_comparison", "to_rows"]
@@ -61,26 +61,21 @@ def compare(store: Store, a: str, b: str, metrics: Sequence[str] = DEFAULT_METRI
     found = []
     for data in _data(runs):
         for metric in metrics:
-            first, second = (_by_seed(runs, data, name, metric) for name in (a, b))
-            seeds = sorted(set(first) & set(second))
-            if len(seeds) > 1:
-                pair = paired_difference([first[seed] for seed in seeds], [second[seed] for seed in seeds])
-                by_seed = {seed: first[seed] - second[seed] for seed in seeds}
-                found.append(Difference(data, metric, by_seed, *pair, corrected=pair.p_value))
+            first, second = (_values(runs, data, name, metric) for name in (a, b))
+            pair = paired_by_seed(first, second)
+            if pair is not None:
+                values = {seed: first[seed] - second[seed] for seed in sorted(set(first) & set(second))}
+                found.append(Difference(data, metric, values, *pair, corrected=pair.p_value))
     if not found:
         raise InvalidValue(f"{a} and {b} share no two seeds on any data set in {store.path}: run more --runs of both")
     corrected = holm([difference.p_value for difference in found])
     return [replace(difference, corrected=p) for difference, p in zip(found, corrected, strict=True)]
 
 
-def _by_seed(runs: Sequence[RunRecord], data: str, name: str, metric: str) -> dict[int, float]:
+def _values(runs: Sequence[RunRecord], data: str, name: str, metric: str) -> dict[int, float]:
     variant, _, mode = name.partition("@")
-    measured = {
-        record.seed: record.test.get(mode or "mean", {})
-        for record in runs
-        if (record.data, record.variant) == (data, variant)
-    }
-    return {seed: METRICS[metric].factor * test[metric] for seed, test in measured.items() if metric in test}
+    chosen = [record for record in runs if (record.data, record.variant) == (data, variant)]
+    return by_seed(chosen, metric, mode or "mean")
 
 
 def to_rows(differences: Sequence[Difference]) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dropmax.errors import InvalidValue, check_choice
 from dropmax.lab.experiments.records import RunRecord
-from dropmax.lab.experiments.tables import METRICS, Table
+from dropmax.lab.experiments.tables import METRICS, Table, by_seed
 from dropmax.lab.statistics import Ranks, mean_ranks
 from dropmax.workbench import style
 
@@ -148,7 +148,7 @@ def _means(runs: Sequence[RunRecord], metric: str, names: Mapping[str, str]) -> 
     check_choice("metric", metric, METRICS)
     found = {}
     for variant, name in names.items():
-        values = [record.test["mean"][metric] for record in runs if record.variant == variant]
+        values = by_seed((record for record in runs if record.variant == variant), metric).values()
         if not values:
             raise InvalidValue(f"{runs[0].data if runs else 'a study'} has no runs of {variant!r}: rank what all have")
         found[name] = math.fsum(values) / len(values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,10 +12,10 @@ from dropmax.lab.experiments.plan import TUNING_SEED, Group, Plan
 from dropmax.lab.experiments.records import RunRecord
 from dropmax.lab.experiments.schedule import edges_of
 from dropmax.lab.experiments.store import Store
-from dropmax.lab.statistics import holm, paired_difference, t_interval
+from dropmax.lab.statistics import holm, paired_by_seed, t_interval
 from dropmax.workbench.files import write_atomically
 
-__all__ = ["DEFAULT_METRICS", "METRICS", "Cell", "Column", "Metric", "Table", "make_table", "write_tables"]
+__all__ = ["DEFAULT_METRICS", "METRICS", "Cell", "Column", "Metric", "Table", "by_seed", "make_table", "write_tables"]
 
 
 @dataclass(frozen=True)
@@ -150,18 +150,23 @@ def _kind(plan: Plan) -> str:
 
 def _cell(found: list[RunRecord], metric: str, mode: str, planned: int) -> Cell:
     """Return the numbers of some runs, and a note where there are none or fewer than planned."""
-    measured = {result.seed: result.test[mode] for result in found if mode in result.test}
-    values = {seed: METRICS[metric].factor * m[metric] for seed, m in measured.items() if metric in m}
+    values = by_seed(found, metric, mode)
     failed = [result.reason for result in found if result.status == "failed"]
     if len(values) == planned:
         note = ""
     elif values:
         note = f"{len(values)} of {planned} runs" + (f", {len(failed)} failed" if failed else "")
-    elif measured:
+    elif any(mode in result.test for result in found):
         note = "not measured"
     else:
         note = f"failed: {failed[0]}" if failed else "not run yet"
     return Cell(values, note)
+
+
+def by_seed(runs: Iterable[RunRecord], metric: str, mode: str = "mean") -> dict[int, float]:
+    """Return a metric of some runs on the test set by their seeds, in the unit shown, where it was measured."""
+    factor = METRICS[metric].factor if metric in METRICS else 1.0
+    return {run.seed: factor * run.test[mode][metric] for run in runs if metric in run.test.get(mode, {})}
 
 
 def _papers(variant: str, data: str, group: Group | None) -> tuple[float, float] | None:
@@ -177,12 +182,8 @@ def compared(column: dict[tuple[str, str], Cell]) -> dict[tuple[str, str], Cell]
         return column
     best = min(means, key=means.__getitem__)
     marked = column | {best: replace(column[best], best=True)}
-    p_values = {}
-    for key in means:
-        values, others = column[key].values, column[best].values
-        seeds = sorted(set(values) & set(others))
-        if key != best and len(seeds) > 1:
-            p_values[key] = paired_difference([values[s] for s in seeds], [others[s] for s in seeds]).p_value
+    pairs = {key: paired_by_seed(column[key].values, column[best].values) for key in means if key != best}
+    p_values = {key: pair.p_value for key, pair in pairs.items() if pair is not None}
     for key, corrected in zip(p_values, holm(list(p_values.values())), strict=True):
         marked[key] = replace(column[key], p_value=corrected, tied=corrected > LEVEL)
     return marked
