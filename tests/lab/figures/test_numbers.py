@@ -79,7 +79,7 @@ def test_keeping_the_target_puts_rho_in_place_of_its_mask(seed: int, target: int
         weight[target] = 1.0
         z[target] = rho[0, target]
         expected += float(weight.prod() * (z[target] * o[0, target].exp()) / (z * o[0].exp()).sum())
-    found = exact.predictive(*noise.keep_the_target(o, a, target))
+    found = exact.predictive(*noise.keep_the_target(o, a, torch.tensor([target])))
     assert float(found[0, target]) == pytest.approx(expected, abs=1e-6)
 
 
