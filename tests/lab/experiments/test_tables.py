@@ -182,10 +182,10 @@ def test_the_csv_has_a_row_per_run_and_pandas_reads_it_without_options(store: St
 
 
 def test_nll_is_in_nats_and_has_no_number_of_the_papers(store: Store) -> None:
-    cells = make_table(store, "nll").cells
-    assert cells["softmax", "mnist-1k"].mean == pytest.approx(0.4136)
-    assert all(cell.paper is None for cell in cells.values())
-    assert all(math.isfinite(row["mean"]) for row in to_dict(make_table(store, "nll"))["cells"] if row["runs"])
+    table = make_table(store, "nll")
+    assert table.cells["softmax", "mnist-1k"].mean == pytest.approx(0.4136)
+    assert all(cell.paper is None for cell in table.cells.values())
+    assert all(math.isfinite(row["mean"]) for row in to_dict(table)["cells"] if row["runs"])
 
 
 def test_awkward_text_is_escaped(tmp_path: Path) -> None:
@@ -206,29 +206,28 @@ def test_awkward_text_is_escaped(tmp_path: Path) -> None:
     assert len(re.findall(r"(?<!\\)\|", row)) == 9
 
 
-def test_a_study_has_its_own_rows(tmp_path: Path) -> None:
-    path = tmp_path / "s.toml"
-    path.write_text('[base]\ndata = "mnist-1k"\n[variants.dropmax]\n[variants.no-kl]\n"head.kl_weight" = 0\n')
-    store = Store(tmp_path / "out")
-    fill(store, plan_study(path, runs=2), {("no-kl", "mnist-1k"): [0.05, 0.06]})
-    table = make_table(store)
-    assert list(table.rows) == ["dropmax", "no-kl"]
-    assert [column.data for column in table.columns] == ["mnist-1k"]
-    assert table.cells["dropmax", "mnist-1k"].paper is None
-    assert table.cells["dropmax", "mnist-1k"].note == "not run yet"
-
-
-def test_a_registered_head_keeps_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_registered_head_keeps_its_row_and_a_study_has_rows_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from dropmax.heads import Softmax
 
     monkeypatch.setitem(HEADS, "focal", Softmax)
     store = Store(tmp_path / "out")
-    plan = plan_table(["mnist-1k"], heads=["focal", "softmax"], runs=2, tune=False)
-    fill(store, plan, {("focal", "mnist-1k"): [0.05, 0.06]})
+    fill(store, plan_table(["mnist-1k"], heads=["focal"], runs=2, tune=False), {("focal", "mnist-1k"): [0.05, 0.06]})
     table = make_table(store)
     assert list(table.rows) == [*ROWS, "focal"]
     assert table.cells["focal", "mnist-1k"].mean == pytest.approx(5.5)
     assert table.cells["focal", "mnist-1k"].paper is None
+
+    path = tmp_path / "s.toml"
+    path.write_text('[base]\ndata = "mnist-1k"\n[variants.dropmax]\n[variants.no-kl]\n"head.kl_weight" = 0\n')
+    study = Store(tmp_path / "study")
+    fill(study, plan_study(path, runs=2), {("no-kl", "mnist-1k"): [0.05, 0.06]})
+    table = make_table(study)
+    assert list(table.rows) == ["dropmax", "no-kl"]
+    assert [column.data for column in table.columns] == ["mnist-1k"]
+    assert table.cells["dropmax", "mnist-1k"].paper is None
+    assert table.cells["dropmax", "mnist-1k"].note == "not run yet"
 
 
 def test_the_papers_numbers_stand_beside_the_papers_data_only(tmp_path: Path) -> None:
