@@ -34,7 +34,7 @@ from dropmax.lab.experiments import RunRecord, Store, make_table
 from dropmax.lab.experiments.paper import PAPER
 from dropmax.lab.experiments.render import FORMATS
 from dropmax.lab.experiments.schedule import edges_of
-from dropmax.lab.experiments.tables import DEFAULT_METRICS, by_seed
+from dropmax.lab.experiments.tables import DEFAULT_METRICS, METRICS, by_seed
 from dropmax.lab.statistics import PairedDifference, paired_by_seed, t_interval
 
 ROOT = Path(__file__).parents[1]
@@ -120,11 +120,7 @@ def _split(column: str) -> tuple[str, str, int]:
 
 
 def _title(column: str, study: str) -> str:
-    titles = {"error": "test error %", "nll": "NLL", "ece": "ECE %", "aurc": "AURC %", "brier": "Brier"}
-    titles |= {f"{name}_scaled": f"{title}, scaled" for name, title in titles.items()} | {
-        "set_size": "set size at 95 %"
-    }
-    titles["outside_auroc"] = "AUROC, outside"
+    titles = {name: metric.short for name, metric in METRICS.items()} | {"outside_auroc": "AUROC, outside"}
     plain = {"paper": "the paper's error %", "chosen": "chosen", "seeds": "seeds", "edge": "on an edge of its grid"}
     if column in plain:
         return plain[column]

@@ -23,23 +23,28 @@ class Metric:
     """How a metric is shown."""
 
     title: str
+    short: str  #: over a column beside those of other metrics
     factor: float = 1.0
     digits: int = 4
 
+    def scaled(self) -> Metric:
+        """Return it as it is shown after fitting a temperature."""
+        return replace(self, title=f"{self.title}, with a fitted temperature", short=f"{self.short}, scaled")
+
 
 _PLAIN = {
-    "error": Metric("test error (%)", 100.0, 2),
-    "nll": Metric("test negative log-likelihood (nats)"),
-    "ece": Metric("test expected calibration error (%, 15 bins)", 100.0, 2),
-    "brier": Metric("test Brier score"),
-    "aurc": Metric("test area under the risk-coverage curve (%)", 100.0, 3),
+    "error": Metric("test error (%)", "test error %", 100.0, 2),
+    "nll": Metric("test negative log-likelihood (nats)", "NLL"),
+    "ece": Metric("test expected calibration error (%, 15 bins)", "ECE %", 100.0, 2),
+    "brier": Metric("test Brier score", "Brier"),
+    "aurc": Metric("test area under the risk-coverage curve (%)", "AURC %", 100.0, 3),
 }
 #: Every metric a table can be made of. Those that end in ``_scaled`` are measured after fitting one temperature on the
 #: held-out rows.
 METRICS: dict[str, Metric] = {
     **_PLAIN,
-    **{f"{name}_scaled": replace(m, title=f"{m.title}, with a fitted temperature") for name, m in _PLAIN.items()},
-    "set_size": Metric("mean size of test prediction sets of 95 %", 1.0, 2),
+    **{f"{name}_scaled": metric.scaled() for name, metric in _PLAIN.items()},
+    "set_size": Metric("mean size of test prediction sets of 95 %", "set size at 95 %", 1.0, 2),
 }
 #: The metrics of ``tables.md``.
 DEFAULT_METRICS = ("error", "nll", "ece")
@@ -88,13 +93,19 @@ class Column:
 class Table:
     """A metric of every row and column; :func:`make_table` makes one, the module ``render`` writes it."""
 
-    title: str
+    kind: str  #: "Table 1", "Study" or "Heads"
     metric: str
+    modes: str  #: in words, which way of predicting the rows show
     columns: tuple[Column, ...]
     rows: dict[str, str]  #: names to show, by variant
     cells: dict[tuple[str, str], Cell]  #: by (variant, data)
     notes: tuple[str, ...]
     provenance: dict[str, Any]
+
+    @property
+    def title(self) -> str:
+        """What it shows."""
+        return f"{self.kind}: {METRICS[self.metric].title}, {self.modes}"
 
 
 def make_table(store: Store, metric: str = "error", *, modes: Sequence[str] = ("mean",)) -> Table:
@@ -134,12 +145,10 @@ def make_table(store: Store, metric: str = "error", *, modes: Sequence[str] = ("
                 cell = _cell(by_group.get(group.key, []), metric, mode or modes[0], plan.runs)
             here[row, column.data] = replace(cell, paper=paper)
         cells |= compared(here)
-    title = f"{_kind(plan)}: {METRICS[metric].title}, mode {modes[0]}"
-    if any("@" in row for row in rows):
-        title += " unless a row names another"
+    words = f"mode {modes[0]}" + (" unless a row names another" if any("@" in row for row in rows) else "")
     commands = getattr(store.plan_record(), "commands", [])
     notes = _notes(plan, metric) + (_edge_note(plan, results) if metric == "error" else ())
-    return Table(title, metric, columns, rows, cells, notes, _provenance(commands, results))
+    return Table(_kind(plan), metric, words, columns, rows, cells, notes, _provenance(commands, results))
 
 
 def _kind(plan: Plan) -> str:
