@@ -15,6 +15,8 @@ _ROLE = re.compile(r":[a-z]+:`~?([^`]+)`")
 _LITERAL_BLOCK = re.compile(r"::$", re.MULTILINE)
 _REPOSITORY = re.compile(r"\]\(\.\./(?!\.\.)([^)#]+)\)")
 _CHART = re.compile(r"<!-- chart: ([\w/-]+) -->")
+#: ``<!-- curves: STUDY | METRICS | variant=Name, ... -->`` and ``<!-- ranks: STUDY, STUDY | METRICS | ... -->``.
+_PICTURE = re.compile(r"<!-- (curves|ranks): ([^|]+)\|([^|]+)\|(.+?) -->", re.DOTALL)
 _TABLE_ROW = re.compile(r"^\| \**([^|*]+?)\** \| \**([\d.]+) ± ([\d.]+)\** \|", re.MULTILINE)
 
 
@@ -37,6 +39,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Name a file of the repository that is not a page of the site, rather than link to nowhere; draw charts."""
     markdown = _CHART.sub(lambda match: f"\n{results_chart(match[1])}\n", markdown)
+    markdown = _PICTURE.sub(lambda match: f"\n{picture(*match.groups())}\n", markdown)
     return _REPOSITORY.sub(r"] (`\1` in the repository)", markdown)
 
 
@@ -91,6 +94,29 @@ def results_chart(study: str) -> str:
     axes.set(xlabel="test error (%), mean and 95 % interval over five seeds", ylim=(len(rows) - 0.5, -0.5))
     axes.set_xlim(right=1.08 * max(mean + half for _, mean, half in rows))
     return re.sub(r"\n\s*", " ", inline(figure, "Test error of each head"))
+
+
+def picture(kind: str, studies: str, metrics: str, rows: str) -> str:
+    """Return validation curves of a study, or a critical-difference diagram of several, in the colours of the page."""
+    from pathlib import Path
+
+    from dropmax.lab.experiments import Store, pictures
+    from dropmax.lab.report.charts import inline
+
+    results = Path(__file__).parents[1] / "results"
+    runs = [
+        [run for run in Store(results / name.strip()).runs() if run.status == "done"] for name in studies.split(",")
+    ]
+    names = dict(row.strip().split("=", 1) for row in rows.split(","))
+    shown = [metric.strip() for metric in metrics.split(",")]
+    if kind == "ranks":
+        figure, label = (
+            pictures.ranks(runs, shown, names),
+            f"Mean ranks of {len(names)} methods on {len(runs)} data sets",
+        )
+    else:
+        figure, label = pictures.curves(runs[0], shown, names), f"Validation curves of {len(names)} methods"
+    return re.sub(r"\n\s*", " ", inline(figure, label))
 
 
 def command_reference() -> str:

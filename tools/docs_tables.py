@@ -10,10 +10,14 @@ A table is written between two comments, and its first one says what is in it::
 
 STUDY is a directory below ``results/``. COLUMNS, separated by commas, are ``error``, ``nll``, ``ece``, ``aurc`` or
 ``brier``, with ``_scaled`` behind it after a fitted temperature; ``set_size`` or ``outside_auroc``; ``error@exact`` for
-another prediction mode; ``paper`` for the paper's number; ``seeds``; ``chosen`` for what tuning chose;
-``dropmax-error`` for the paired difference "dropmax less this row". ``.1`` behind a column sets its digits. ROWS are
-``variant=Name to show``; a variant of another study is ``study/variant=Name``, ``variant@exact`` is another prediction
-mode, and ``[0-2]`` before the ``=`` limits the seeds.
+another prediction mode; ``paper`` for the paper's number; ``seeds``; ``chosen`` for what tuning chose; ``edge`` for
+which of its values are the lowest or highest of the grid; ``dropmax-error`` for the paired difference "dropmax less
+this row", and ``dropmax@exact-nll_scaled`` or ``study/variant-error`` likewise. ``.1`` behind a column sets its digits.
+ROWS are ``variant=Name to show``; a variant of another study is ``study/variant=Name``, ``variant@exact=Name`` is
+another prediction mode, and ``[0-2]`` before the ``=`` limits the seeds. Names may hold commas.
+
+``<!-- edges: STUDY, STUDY -->`` before ``<!-- end -->`` is filled with a sentence: which winners of tuning lie on an
+edge of their grids.
 
 A number in a sentence is followed by a comment that names it: ``2.64 ± 0.30<!-- table1/dropmax error -->``, or for a
 paired difference ``1.05 ± 0.13<!-- table1/softmax less table1/dropmax error -->``.
@@ -29,13 +33,15 @@ from pathlib import Path
 from dropmax.lab.experiments import RunRecord, Store, make_table
 from dropmax.lab.experiments.paper import PAPER
 from dropmax.lab.experiments.render import FORMATS
-from dropmax.lab.experiments.tables import DEFAULT_METRICS, METRICS
-from dropmax.lab.statistics import PairedDifference, paired_difference, t_interval
+from dropmax.lab.experiments.schedule import edges_of
+from dropmax.lab.experiments.tables import DEFAULT_METRICS, METRICS, by_seed
+from dropmax.lab.statistics import PairedDifference, paired_by_seed, t_interval
 
 ROOT = Path(__file__).parents[1]
 TABLES = ROOT / "results" / "tables.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-TABLE = re.compile(r"(<!-- table: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+TABLE = re.compile(r"(<!-- (table|edges): (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+COLUMN = re.compile(r"(?:(?P<reference>.+)-)?(?P<metric>\w+(?:@\w+)?)(?:\.(?P<digits>\d))?")
 INLINE = re.compile(
     r"(?P<sign>[-+−]?)(?P<mean>\d+\.?\d*)(?: ± (?P<half>\d+\.?\d*))?(?: %)?\*{0,2}<!-- (?P<what>[^>]*?) -->"
 )
@@ -64,15 +70,19 @@ def values(row: str, metric: str) -> dict[int, float]:
         chosen = [record for record in chosen if first <= record.seed <= last]
     if not chosen:
         raise ValueError(f"results/{study} has no runs of {variant!r}")
-    factor = METRICS[metric].factor if metric in METRICS else 1.0
-    return {record.seed: factor * record.test[mode or other or "mean"][metric] for record in chosen}
+    mode = mode or other or "mean"
+    found = by_seed(chosen, metric, mode)
+    if len(found) < len(chosen):
+        raise ValueError(f"results/{study}: {variant} was not measured in {metric!r} of mode {mode!r} with every seed")
+    return found
 
 
 def difference(row: str, other: str, metric: str) -> PairedDifference:
     """Return ``row`` less ``other``, paired over the seeds both have."""
-    a, b = values(row, metric), values(other, metric)
-    seeds = sorted(set(a) & set(b))
-    return paired_difference([a[seed] for seed in seeds], [b[seed] for seed in seeds])
+    found = paired_by_seed(values(row, metric), values(other, metric))
+    if found is None:
+        raise ValueError(f"{row} and {other} share no two seeds")
+    return found
 
 
 def mean_and_half(row: str, metric: str) -> tuple[float, float | None]:
@@ -89,7 +99,8 @@ def number(mean: float, half: float | None, digits: int, sign: str = "") -> str:
 def table(specification: str) -> str:
     """Return the table that a marker asks for."""
     study, columns_text, rows_text = (part.strip() for part in " ".join(specification.split()).split("|"))
-    rows = dict(part.strip().split("=", 1) for part in rows_text.split(","))
+    # A comma begins a row only where a name and "=" follow: the names to show may hold commas.
+    rows = dict(part.strip().split("=", 1) for part in re.split(r",\s*(?=[\w./@+\[\]-]+=)", rows_text))
     rows = {name if "/" in name else f"{study}/{name}": title for name, title in rows.items()}
     columns = [column.strip() for column in columns_text.split(",")]
     lines = ["| | " + " | ".join(_title(column, study) for column in columns) + " |", "|---" * (len(columns) + 1) + "|"]
@@ -100,28 +111,26 @@ def table(specification: str) -> str:
 
 def _split(column: str) -> tuple[str, str, int]:
     """Return the reference of a difference (or nothing), the metric and its digits."""
-    name, _, digits = column.partition(".")
-    reference, _, metric = name.rpartition("-")
-    return (
-        reference,
-        metric,
-        int(digits) if digits else _DIGITS.get(metric.partition("@")[0].removesuffix("_scaled"), 2),
-    )
+    match = COLUMN.fullmatch(column)
+    if match is None:
+        raise ValueError(f"{column!r} is no column: see the top of tools/docs_tables.py")
+    metric = match["metric"]
+    digits = match["digits"] or _DIGITS.get(metric.partition("@")[0].removesuffix("_scaled"), 2)
+    return match["reference"] or "", metric, int(digits)
 
 
 def _title(column: str, study: str) -> str:
-    titles = {"error": "test error %", "nll": "NLL", "ece": "ECE %", "aurc": "AURC %", "brier": "Brier"}
-    titles |= {f"{name}_scaled": f"{title}, scaled" for name, title in titles.items()} | {
-        "set_size": "set size at 95 %"
-    }
-    titles["outside_auroc"] = "AUROC, outside"
-    plain = {"paper": "the paper's error %", "chosen": "chosen", "seeds": "seeds"}
+    titles = {name: metric.short for name, metric in METRICS.items()} | {"outside_auroc": "AUROC, outside"}
+    plain = {"paper": "the paper's error %", "chosen": "chosen", "seeds": "seeds", "edge": "on an edge of its grid"}
     if column in plain:
         return plain[column]
     reference, metric, _ = _split(column)
     metric, _, mode = metric.partition("@")
+    if metric not in titles:
+        raise ValueError(f"{column!r} is no column: see the top of tools/docs_tables.py")
     title = titles[metric] + (f", {mode}" if mode else "")
-    return f"{reference} less this: {title}" if reference else title
+    name, _, mode = reference.rpartition("/")[2].partition("@")
+    return f"{name}{f' ({mode})' if mode else ''} less this: {title}" if reference else title
 
 
 def _cell(study: str, row: str, column: str, rows: list[str]) -> str:
@@ -134,10 +143,12 @@ def _cell(study: str, row: str, column: str, rows: list[str]) -> str:
         return str(len(values(row, "error")))
     if column == "chosen":
         return _chosen(row)
+    if column == "edge":
+        return "; ".join(_edges(_name(row).rpartition("/")[0])[variant]) or "no"
     reference, metric, digits = _split(column)
     if reference:
         seeds = row.partition("[")[2]
-        base = f"{study}/{reference}" + (f"[{seeds}" if seeds else "")
+        base = (reference if "/" in reference else f"{study}/{reference}") + (f"[{seeds}" if seeds else "")
         if base == row:
             return ""
         found = difference(base, row, metric)
@@ -165,9 +176,29 @@ def _chosen(row: str) -> str:
     return ", ".join(found)
 
 
+@cache
+def _edges(study: str) -> dict[str, list[str]]:
+    """Return which values of each variant's winner lie on an edge of its grid; of a study of one data set."""
+    found = {group.variant: words for group, words in edges_of(Store(ROOT / "results" / study).plan(), records(study))}
+    if not found:
+        raise ValueError(f"results/{study} holds no rows that were tuned there")
+    return found
+
+
+def edge_sentence(studies: str) -> str:
+    """Return a sentence on the winners of tuning in some studies that lie on an edge of their grids."""
+    names = [name.strip() for name in studies.split(",")]
+    rows = [(name, variant, words) for name in names for variant, words in _edges(name).items()]
+    on_edge = [f"{variant} in `{name}` ({'; '.join(words)})" for name, variant, words in rows if words]
+    if not on_edge:
+        return f"None of the {len(rows)} winners of tuning is on an edge of its grid.\n"
+    return f"{len(on_edge)} of {len(rows)} winners of tuning on an edge of its grid: {', '.join(on_edge)}.\n"
+
+
 def render(text: str) -> str:
     """Return a page with its tables written anew."""
-    return TABLE.sub(lambda match: match[1] + table(match[2]) + match[4], text)
+    writers = {"table": table, "edges": edge_sentence}
+    return TABLE.sub(lambda match: match[1] + writers[match[2]](match[3]) + match[5], text)
 
 
 def wrong_numbers(text: str) -> list[str]:
@@ -191,8 +222,9 @@ def wrong_numbers(text: str) -> list[str]:
 def tables_of(study: str) -> str:
     """Return the tables of a study, as ``dropmax reproduce`` prints them, under its name."""
     store = Store(ROOT / "results" / study)
-    metrics = CALIBRATED_METRICS if study.startswith("frozen-features") else DEFAULT_METRICS
-    text = FORMATS["md"]([make_table(store, metric) for metric in metrics])
+    is_scaled = all("nll_scaled" in record.test["mean"] for record in records(study))
+    metrics = CALIBRATED_METRICS if is_scaled else DEFAULT_METRICS
+    text = FORMATS["md"]([make_table(store, metric, modes=("mean", "exact")) for metric in metrics])
     return f"# {study}\n\n" + re.sub("^#", "##", text, flags=re.MULTILINE).strip() + "\n"
 
 

@@ -68,11 +68,15 @@ def reproduce(
     metrics: Annotated[
         str, typer.Option("--metric", help="Tables to write, such as error,nll_scaled,aurc.")
     ] = "error,nll,ece",
+    table_modes: Annotated[
+        str,
+        typer.Option(help="Ways of predicting that tables show; with mean,exact a row has another of its exact sum."),
+    ] = "mean",
     compared: Annotated[
         tuple[str, str] | None,
         typer.Option(
             "--compare",
-            help="Train nothing: the paired differences of two variants in OUT.",
+            help="Train nothing: the paired differences of two variants in OUT, such as dropmax@exact softmax.",
             metavar="A B",
             show_default=False,
         ),
@@ -115,8 +119,9 @@ def reproduce(
             quiet=as_json,
         )
         failed = outcome.failed
-    written = experiments.write_tables(store, _names(metrics), _names(formats))
-    _report(store, failed, _names(metrics), written, as_json)
+    written = experiments.write_tables(store, _names(metrics), _names(formats), modes=_names(table_modes))
+    tables = [experiments.make_table(store, metric, modes=_names(table_modes)) for metric in _names(metrics)]
+    _report(store, failed, tables, written, as_json)
     if failed:
         name, reason = next(iter(failed.items()))
         names = ", ".join([f"{name} ({reason})", *list(failed)[1:]])
@@ -160,7 +165,8 @@ def _names(text: str) -> list[str]:
 
 def _compare(store: Any, a: str, b: str, metrics: list[str], as_json: bool) -> None:
     from dropmax.errors import MissingDependency
-    from dropmax.lab.experiments import compare
+    from dropmax.lab.experiments import compare, pictures
+    from dropmax.workbench import style
 
     store.plan()  # refuses a directory without results
     found = compare.compare(store, a, b, metrics)
@@ -170,19 +176,18 @@ def _compare(store: Any, a: str, b: str, metrics: list[str], as_json: bool) -> N
     compare.print_comparison(a, b, found)
     picture = store.path / f"compare-{a}-{b}.png"
     try:
-        compare.draw(a, b, found, picture)
+        style.save(pictures.differences(a, b, found), picture)
         print(f"Drawn in {picture}.")
     except MissingDependency as error:
         print(f"dropmax: {error}", file=sys.stderr)
 
 
-def _report(store: Any, failed: dict[str, str], metrics: list[str], written: list[str], as_json: bool) -> None:
-    from dropmax.lab.experiments import make_table
+def _report(store: Any, failed: dict[str, str], tables: list[Any], written: list[str], as_json: bool) -> None:
     from dropmax.lab.experiments.render import print_table, to_dict
 
     if as_json:
-        tables = {metric: to_dict(make_table(store, metric)) for metric in metrics}
-        print(json.dumps({"out": str(store.path), "failed": failed, "tables": tables}))
+        found = {table.metric: to_dict(table) for table in tables}
+        print(json.dumps({"out": str(store.path), "failed": failed, "tables": found}))
         return
-    print_table(make_table(store, metrics[0]))
+    print_table(tables[0])
     print(f"In {store.path}: {', '.join(written)}, and every run in results.jsonl.")

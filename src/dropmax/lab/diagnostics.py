@@ -17,7 +17,7 @@ from dropmax.errors import InvalidValue
 from dropmax.functional import _wide
 from dropmax.heads.dropmax import DropMax
 from dropmax.heads.masked import MaskedHead, monte_carlo
-from dropmax.lab.stability import gradient_stability
+from dropmax.lab.stability import gradient_stability, is_target_of
 from dropmax.lab.statistics import require_scipy
 
 __all__ = ["Diagnosis", "confusion_tracking", "diagnose"]
@@ -99,7 +99,7 @@ def _posterior(
     head: MaskedHead, h: Tensor, o: Tensor, a: Tensor, y: Tensor
 ) -> tuple[dict[str, dict[str, float]], list[tuple[float, float]]]:
     true, q, rho = exact.posterior(o, a, y), head.posterior_probs(h, y), a.sigmoid()
-    is_target = torch.zeros_like(q, dtype=torch.bool).scatter_(-1, y[:, None], True)
+    is_target = is_target_of(q, y)
     found = {}
     for kind, chosen in (("target", is_target), ("rivals", ~is_target)):
         found[kind] = {

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from dropmax.errors import RunError, optional
 from dropmax.lab.experiments.records import RunRecord
 from dropmax.lab.experiments.store import FILE, Store
+from dropmax.lab.experiments.study import flattened
 
 if TYPE_CHECKING:
     import pandas
@@ -77,11 +78,4 @@ def _row(record: RunRecord) -> dict[str, Any]:
     whole["head"] = record.recipe.get("head", {}).get("name")
     whole["epochs"] = record.recipe.get("training", {}).get("epochs")
     whole["provenance"].pop("seeds")
-    return _flat(whole)
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return found
+    return flattened(whole)

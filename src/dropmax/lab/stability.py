@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dropmax import exact
 
-__all__ = ["gradient_stability", "regulariser"]
+__all__ = ["gradient_stability", "is_target_of", "on_rivals", "posterior_logits", "regulariser"]
 
 
 def regulariser(logits: Tensor, retain_logits: Tensor, epsilon: float = 1e-20) -> tuple[Tensor, Tensor]:
@@ -70,9 +70,25 @@ def gradient_stability(
     (1.0, 0.0)
     """
     o, a = logits.double(), retain_logits.double()
-    is_target = torch.zeros_like(o, dtype=torch.bool).scatter_(-1, target[:, None], True)
-    kept = torch.logit(posterior.double()).clamp(-60, 60).masked_fill(is_target, 60.0)
-    return {name: _under(o, masks, is_target) for name, masks in (("q", kept), ("p", a))}
+    is_target = is_target_of(o, target)
+    return {
+        name: _under(o, masks, is_target) for name, masks in (("q", posterior_logits(posterior, is_target)), ("p", a))
+    }
+
+
+def is_target_of(logits: Tensor, target: Tensor) -> Tensor:
+    """Return a mask of the shape of the logits that is true at each row's label."""
+    return torch.zeros_like(logits, dtype=torch.bool).scatter_(-1, target[:, None], True)
+
+
+def posterior_logits(posterior: Tensor, is_target: Tensor) -> Tensor:
+    """Return q as logits in float64, finite, with the target always kept."""
+    return torch.logit(posterior.double()).clamp(-60, 60).masked_fill(is_target, 60.0)
+
+
+def on_rivals(probs: Tensor, is_target: Tensor) -> Tensor:
+    """Return 1 - p_t, the size of the gradient by the target's logit, without the rounding where p_t is close to 1."""
+    return probs.masked_fill(is_target, 0.0).sum(-1)
 
 
 def _under(o: Tensor, masks: Tensor, is_target: Tensor) -> dict[str, float]:
@@ -80,8 +96,7 @@ def _under(o: Tensor, masks: Tensor, is_target: Tensor) -> dict[str, float]:
     p, expected = o.softmax(-1), exact.predictive(o, masks)
     of_bound = (o + torch.nn.functional.logsigmoid(masks)).softmax(-1)
     rivals = ~is_target
-    # 1 - p_t as a sum over the rivals: the difference would lose its digits where p_t is close to 1.
-    softmax, dropmax = (x.masked_fill(is_target, 0.0).sum(-1) for x in (p, expected))
+    softmax, dropmax = on_rivals(p, is_target), on_rivals(expected, is_target)
     tolerance = 1e-7  # ten times the error of exact inference in float64
     return {
         "m": m.mean().item(),

@@ -9,7 +9,16 @@ from typing import NamedTuple
 
 from dropmax.errors import InvalidType, InvalidValue, optional
 
-__all__ = ["PairedDifference", "Ranks", "holm", "mean_ranks", "paired_difference", "require_scipy", "t_interval"]
+__all__ = [
+    "PairedDifference",
+    "Ranks",
+    "holm",
+    "mean_ranks",
+    "paired_by_seed",
+    "paired_difference",
+    "require_scipy",
+    "t_interval",
+]
 
 
 def t_interval(values: Iterable[float], confidence: float = 0.95) -> tuple[float, float]:
@@ -63,6 +72,16 @@ def paired_difference(a: Iterable[float], b: Iterable[float], confidence: float 
     if half_width == 0:
         return PairedDifference(mean, half_width, 1.0 if mean == 0 else 0.0)
     return PairedDifference(mean, half_width, float(require_scipy().ttest_1samp(differences, 0.0).pvalue))
+
+
+def paired_by_seed(a: Mapping[int, float], b: Mapping[int, float]) -> PairedDifference | None:
+    """Compare two methods over the seeds that both were run with; None where these are fewer than two.
+
+    >>> paired_by_seed({0: 4.0, 1: 5.0, 2: 9.0}, {0: 3.0, 1: 4.0, 7: 1.0})
+    PairedDifference(mean=1.0, half_width=0.0, p_value=0.0)
+    """
+    seeds = sorted(set(a) & set(b))
+    return paired_difference([a[seed] for seed in seeds], [b[seed] for seed in seeds]) if len(seeds) > 1 else None
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -9,9 +10,10 @@ import pytest
 from scipy import stats
 
 from dropmax.errors import InvalidValue
-from dropmax.lab.experiments import Store, plan_table
-from dropmax.lab.experiments.compare import compare, draw, make_page, print_comparison
+from dropmax.lab.experiments import Store, pictures, plan_table
+from dropmax.lab.experiments.compare import compare, make_page, print_comparison
 from dropmax.lab.experiments.records import failure
+from dropmax.workbench import style
 from tests.lab.experiments.results import fill, result
 
 ERRORS = {
@@ -77,13 +79,13 @@ def test_it_is_printed_and_drawn(store: Store, tmp_path: Path, capsys: pytest.Ca
     assert re.search(r"mnist-1k\s+error \(%\)\s+-1\.23 ± 0\.\d\d\s+4 ", said)
     assert "Holm's correction for 6 comparisons" in " ".join(said.split())
     pytest.importorskip("matplotlib")
-    draw("dropmax", "softmax", found, tmp_path / "picture.png")
+    style.save(pictures.differences("dropmax", "softmax", found), tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_page_of_a_study_has_tables_points_curves_and_commands_and_loads_nothing(store: Store) -> None:
     pytest.importorskip("matplotlib")
-    curve = [{"epoch": epoch, "validation": {"error": 0.1 / epoch}} for epoch in (1, 2, 3)]
+    curve = [{"epoch": epoch, "validation": {"error": 0.1 / epoch, "nll": 1 / epoch}} for epoch in (1, 2, 3)]
     for job in store.plan().groups[0].run_jobs({}, 2):
         store.append(result(job, error=0.04).model_copy(update={"curve": curve}))
     page = make_page(store)
@@ -110,3 +112,59 @@ def test_the_command_line(store: Store, tmp_path: Path, capsys: pytest.CaptureFi
     report([store.path], out=tmp_path / "page.html")
     assert "The report is in" in capsys.readouterr().out
     assert "MNIST-1K" in (tmp_path / "page.html").read_text()
+
+
+CURVE = [{"epoch": epoch, "validation": {"error": 0.1 + 1 / epoch, "nll": 1.0}} for epoch in (1, 2, 10)]
+
+
+def test_curves_are_means_over_the_seeds_with_a_band(store: Store) -> None:
+    pytest.importorskip("matplotlib")
+    worse = [{**row, "validation": {"error": row["validation"]["error"] + 0.02, "nll": 3.0}} for row in CURVE]  # type: ignore[index]
+    for job, curve in zip(store.plan().groups[0].run_jobs({}, 2), (CURVE, worse), strict=True):
+        store.append(result(job).model_copy(update={"curve": curve}))
+    runs = [run for run in store.runs() if run.data == "mnist-1k"]
+    figure = pictures.curves(runs, names={"softmax": "Softmax"})
+    error, nll = figure.axes
+    assert error.lines[0].get_ydata().tolist() == pytest.approx([111, 61, 21])
+    assert nll.lines[0].get_ydata().tolist() == [2, 2, 2]
+    low, high = nll.collections[0].get_datalim(nll.transData).intervaly
+    assert (low, high) == (1, 3)
+    assert error.get_ylim()[1] == pytest.approx(2.5 * 22), "the first epochs do not flatten the rest"
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["Softmax"]
+    assert pictures.curves([run for run in runs if run.variant == "dropmax"]) is None
+    with pytest.raises(InvalidValue, match="unknown variant with a curve 'dropmax'"):
+        pictures.curves(runs, names={"dropmax": "DropMax"})
+
+
+def test_the_critical_difference_diagram_ranks_what_all_data_sets_have(store: Store) -> None:
+    pytest.importorskip("matplotlib")
+    runs = store.runs()
+    more = [run.model_copy(update={"variant": "sparsemax"}) for run in runs if run.variant == "softmax"]
+    studies = [[run for run in runs + more if run.data == data] for data in ("mnist-1k", "mnist-5k")]
+    names = {"softmax": "softmax", "dropmax": "**DropMax**", "sparsemax": "sparsemax"}
+    (axes,) = pictures.ranks(studies, ["error"], names).axes
+    words = {text.get_text(): text.get_fontweight() for text in axes.texts}
+    assert words["DropMax  1.0"] == "bold"
+    assert words["2.5  sparsemax"] == "normal"
+    assert "critical difference 2.3, wider than this scale" in words
+    with pytest.raises(InvalidValue, match="mnist-1k has no runs of 'focal': rank what all have"):
+        pictures.ranks(studies, ["error"], {**names, "focal": "focal loss"})
+
+
+def test_a_page_of_the_site_has_both_in_its_own_colours() -> None:
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("mkdocs")
+    specification = importlib.util.spec_from_file_location("hooks", Path(__file__).parents[3] / "docs" / "hooks.py")
+    assert specification is not None
+    assert specification.loader is not None
+    hooks = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(hooks)
+    sets = "frozen-features/banking77-10, frozen-features/clinc150-5"
+    page = hooks.on_page_markdown(
+        f"<!-- ranks: {sets} | error | softmax=softmax, dropmax=**DropMax**, focal=focal\nloss -->\n"
+        "<!-- curves: start | error, nll | softmax-released=softmax, dropmax-released=DropMax -->"
+    )
+    assert page.count("<svg") == page.count("</svg>") == 2
+    assert "var(--blue)" in page
+    for words in ("Mean ranks of 3 methods on 2 data sets", "Validation curves of 2 methods", "error on held-out rows"):
+        assert words in page

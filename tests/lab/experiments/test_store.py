@@ -108,14 +108,6 @@ def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
         Store(tmp_path / "nowhere").plan()
 
 
-def test_a_directory_of_an_earlier_version_says_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "plan.json").write_text("{}")
-    (tmp_path / "runs").mkdir()
-    for use in (lambda: Store(tmp_path).join(plan(), "dropmax"), Store(tmp_path).plan):
-        with pytest.raises(RunError, match=r"earlier version of dropmax .plan\.json.*start again with another --out"):
-            use()
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [

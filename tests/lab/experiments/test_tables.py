@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dropmax.errors import RunError
+from dropmax.errors import InvalidValue, RunError
 from dropmax.heads import HEADS
 from dropmax.lab.experiments import Store, holm, make_table, plan_study, plan_table, write_tables
+from dropmax.lab.experiments.compare import compare
 from dropmax.lab.experiments.paper import COLUMNS, PAPER, ROWS
 from dropmax.lab.experiments.records import failure
 from dropmax.lab.experiments.render import print_table, to_dict, to_markdown, to_tex
 from dropmax.lab.results import load
-from tests.lab.experiments.results import fill
+from tests.lab.experiments.results import fill, result
+from tools import docs_tables
 
 ERRORS = {
     ("softmax", "mnist-1k"): [0.0418, 0.0402, 0.0431, 0.0395, 0.0422],
@@ -179,10 +182,10 @@ def test_the_csv_has_a_row_per_run_and_pandas_reads_it_without_options(store: St
 
 
 def test_nll_is_in_nats_and_has_no_number_of_the_papers(store: Store) -> None:
-    cells = make_table(store, "nll").cells
-    assert cells["softmax", "mnist-1k"].mean == pytest.approx(0.4136)
-    assert all(cell.paper is None for cell in cells.values())
-    assert all(math.isfinite(row["mean"]) for row in to_dict(make_table(store, "nll"))["cells"] if row["runs"])
+    table = make_table(store, "nll")
+    assert table.cells["softmax", "mnist-1k"].mean == pytest.approx(0.4136)
+    assert all(cell.paper is None for cell in table.cells.values())
+    assert all(math.isfinite(row["mean"]) for row in to_dict(table)["cells"] if row["runs"])
 
 
 def test_awkward_text_is_escaped(tmp_path: Path) -> None:
@@ -203,29 +206,28 @@ def test_awkward_text_is_escaped(tmp_path: Path) -> None:
     assert len(re.findall(r"(?<!\\)\|", row)) == 9
 
 
-def test_a_study_has_its_own_rows(tmp_path: Path) -> None:
-    path = tmp_path / "s.toml"
-    path.write_text('[base]\ndata = "mnist-1k"\n[variants.dropmax]\n[variants.no-kl]\n"head.kl_weight" = 0\n')
-    store = Store(tmp_path / "out")
-    fill(store, plan_study(path, runs=2), {("no-kl", "mnist-1k"): [0.05, 0.06]})
-    table = make_table(store)
-    assert list(table.rows) == ["dropmax", "no-kl"]
-    assert [column.data for column in table.columns] == ["mnist-1k"]
-    assert table.cells["dropmax", "mnist-1k"].paper is None
-    assert table.cells["dropmax", "mnist-1k"].note == "not run yet"
-
-
-def test_a_registered_head_keeps_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_registered_head_keeps_its_row_and_a_study_has_rows_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from dropmax.heads import Softmax
 
     monkeypatch.setitem(HEADS, "focal", Softmax)
     store = Store(tmp_path / "out")
-    plan = plan_table(["mnist-1k"], heads=["focal", "softmax"], runs=2, tune=False)
-    fill(store, plan, {("focal", "mnist-1k"): [0.05, 0.06]})
+    fill(store, plan_table(["mnist-1k"], heads=["focal"], runs=2, tune=False), {("focal", "mnist-1k"): [0.05, 0.06]})
     table = make_table(store)
     assert list(table.rows) == [*ROWS, "focal"]
     assert table.cells["focal", "mnist-1k"].mean == pytest.approx(5.5)
     assert table.cells["focal", "mnist-1k"].paper is None
+
+    path = tmp_path / "s.toml"
+    path.write_text('[base]\ndata = "mnist-1k"\n[variants.dropmax]\n[variants.no-kl]\n"head.kl_weight" = 0\n')
+    study = Store(tmp_path / "study")
+    fill(study, plan_study(path, runs=2), {("no-kl", "mnist-1k"): [0.05, 0.06]})
+    table = make_table(study)
+    assert list(table.rows) == ["dropmax", "no-kl"]
+    assert [column.data for column in table.columns] == ["mnist-1k"]
+    assert table.cells["dropmax", "mnist-1k"].paper is None
+    assert table.cells["dropmax", "mnist-1k"].note == "not run yet"
 
 
 def test_the_papers_numbers_stand_beside_the_papers_data_only(tmp_path: Path) -> None:
@@ -238,3 +240,106 @@ def test_the_papers_numbers_stand_beside_the_papers_data_only(tmp_path: Path) ->
         cell = make_table(store).cells["softmax", plan.groups[0].data]
         assert cell.mean == pytest.approx(5.0)
         assert cell.paper is None
+
+
+@pytest.fixture
+def tuned(tmp_path: Path) -> Store:
+    """A tuned study: softmax and dropmax, the latter measured with the exact sum too, and two winners of grids."""
+    path = tmp_path / "s.toml"
+    path.write_text(
+        '[base]\ndata = "mnist-1k"\n[variants.softmax]\n"head.name" = "softmax"\n'
+        'grid."training.weight_decay" = [0.0, 1e-4, 1e-3]\n'
+        '[variants."dropmax-0.1"]\ngrid."training.weight_decay" = [1e-5, 1e-4]\n'
+        'grid."training.learning_rate" = [1e-4, 1e-3, 1e-2]\n'
+    )
+    store = Store(tmp_path / "results" / "study")
+    plan = plan_study(path, runs=2)
+    store.join(plan, "dropmax")
+    for group, point, error in zip(
+        plan.groups, (plan.groups[0].points[0], plan.groups[1].points[4]), (4, 2), strict=True
+    ):
+        for job in group.run_jobs(point, 2):
+            exact = group.variant != "softmax"
+            store.append(result(job, error=(error + job.seed) / 100, exact=exact, nll_scaled=error, aurc_scaled=0.01))
+    return store
+
+
+def test_a_further_mode_has_rows_where_it_was_measured(tuned: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    table = make_table(tuned, modes=("mean", "exact"))
+    assert table.rows == {"softmax": "softmax", "dropmax-0.1": "dropmax-0.1", "dropmax-0.1@exact": "dropmax-0.1, exact"}
+    assert table.cells["dropmax-0.1", "mnist-1k"].mean == pytest.approx(2.5)
+    assert table.cells["dropmax-0.1@exact", "mnist-1k"].mean == pytest.approx(1.25)
+    assert table.cells["dropmax-0.1@exact", "mnist-1k"].best
+    assert make_table(tuned, "nll_scaled", modes=("exact",)).cells["dropmax-0.1", "mnist-1k"].mean == pytest.approx(1)
+    assert compare(tuned, "dropmax-0.1@exact", "dropmax-0.1", ["error"])[0].mean == pytest.approx(-1.25)
+    with pytest.raises(InvalidValue, match="unknown mode of softmax 'exact'"):
+        compare(tuned, "dropmax-0.1", "softmax@exact")
+    with pytest.raises(InvalidValue, match="unknown mode 'exakt': did you mean 'exact'"):
+        make_table(tuned, modes=("mean", "exakt"))
+
+    from dropmax.cli.reproduce import reproduce
+
+    reproduce(only_tables=True, out=tuned.path, metrics="error,aurc_scaled", table_modes="mean,exact")
+    assert "dropmax-0.1, exact" in capsys.readouterr().out
+    # Metrics of one data set stand side by side.
+    assert (tuned.path / "tables.md").read_text(encoding="utf-8").splitlines()[:7] == [
+        "# Study: MNIST-1K (released), mode mean unless a row names another",
+        "",
+        "| | test error % | AURC %, scaled |",
+        "|---|---|---|",
+        "| softmax | 4.50 ± 6.35† | 1.000 ± 0.000 |",
+        "| dropmax-0.1 | 2.50 ± 6.35† | 1.000 ± 0.000 |",
+        "| dropmax-0.1, exact | **1.25 ± 3.18** | **0.500 ± 0.000** |",
+    ]
+
+
+def test_winners_on_an_edge_are_named_under_the_table(tuned: Store) -> None:
+    note = next(note for note in make_table(tuned).notes if "edge" in note)
+    # softmax won with a weight decay of 0, below which there is nothing; dropmax inside its learning rates.
+    assert note == "Winners on an edge of their grid: dropmax-0.1 on mnist-1k (weight decay 0.0001, the highest)."
+
+
+@pytest.fixture
+def pages(tuned: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(docs_tables, "ROOT", tuned.path.parents[1])
+    for cached in (docs_tables.records, docs_tables._edges):
+        cached.cache_clear()
+    yield
+    for cached in (docs_tables.records, docs_tables._edges):
+        cached.cache_clear()
+
+
+@pytest.mark.usefixtures("pages")
+def test_a_table_of_a_page_has_modes_differences_and_edges() -> None:
+    rows = "softmax=softmax, dropmax-0.1=DropMax (q = p), dropmax-0.1@exact=DropMax, exact sum"
+    columns = "error.1, nll_scaled, edge, dropmax-0.1@exact-error, study/softmax-nll_scaled.1"
+    table = docs_tables.table(f"study | {columns} | {rows}").splitlines()
+    assert table[0] == (
+        "| | test error % | NLL, scaled | on an edge of its grid | dropmax-0.1 (exact) less this: test error % "
+        "| softmax less this: NLL, scaled |"
+    )
+    edge = "weight decay 0.0001, the highest"
+    assert table[2:] == [
+        "| softmax | 4.5 ± 6.4 | 4.000 ± 0.000 | no | **-3.25 ± 3.18** |  |",
+        f"| DropMax (q = p) | 2.5 ± 6.4 | 2.000 ± 0.000 | {edge} | -1.25 ± 3.18 | **+2.0 ± 0.0** |",
+        f"| DropMax, exact sum | **1.2 ± 3.2** | **1.000 ± 0.000** | {edge} |  | **+3.0 ± 0.0** |",
+    ]
+    page = docs_tables.render("<!-- edges: study -->\n<!-- end -->")
+    assert page.splitlines()[1] == f"1 of 2 winners of tuning on an edge of its grid: dropmax-0.1 in `study` ({edge})."
+    assert docs_tables.render(page) == page
+
+
+@pytest.mark.usefixtures("pages")
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("study | error | softmax@exact=x", "softmax was not measured in 'error' of mode 'exact'"),
+        ("study | eror | softmax=x", "'eror' is no column"),
+        ("study | error, | softmax=x", "'' is no column"),
+        ("study | error | sofmax=x", "no runs of 'sofmax'"),
+        ("nowhere | error | softmax=x", "there is no results/nowhere"),
+    ],
+)
+def test_a_table_that_cannot_be_made_says_why(table: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        docs_tables.table(table)

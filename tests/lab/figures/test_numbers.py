@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from dropmax import exact
 from dropmax.heads.masked import sampled
 from dropmax.lab.figures import condition, confusion_graph, noise
 from dropmax.lab.figures.examples import top_and_bottom
+from dropmax.lab.figures.subject import Subject
 from dropmax.workbench import style
 from dropmax.workbench.evaluation import Outputs
 
@@ -79,7 +83,7 @@ def test_keeping_the_target_puts_rho_in_place_of_its_mask(seed: int, target: int
         weight[target] = 1.0
         z[target] = rho[0, target]
         expected += float(weight.prod() * (z[target] * o[0, target].exp()) / (z * o[0].exp()).sum())
-    found = exact.predictive(*noise.keep_the_target(o, a, target))
+    found = exact.predictive(*noise.keep_the_target(o, a, torch.tensor([target])))
     assert float(found[0, target]) == pytest.approx(expected, abs=1e-6)
 
 
@@ -116,6 +120,20 @@ def test_links_of_a_model_that_is_always_sure_are_its_mistakes() -> None:
     probs = torch.tensor([[0.99, 0.01, 0.0], [0.99, 0.01, 0.0], [0.01, 0.99, 0.0], [0.0, 0.0, 1.0]])
     found = confusion_graph.links(Outputs(probs, torch.ones(4, 3), torch.tensor([1, 1, 2, 2])))
     assert [(one.first, one.second, one.mistakes) for one in found] == [(0, 1, 2), (1, 2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [([1, 1, 2, 2], "a and b (2 mistakes), b and c (1 mistakes)"), ([0, 0, 1, 2], "no test example is mistaken")],
+)
+def test_the_graph_of_a_model_that_is_always_sure_is_drawn_by_its_mistakes(labels: list[int], words: str) -> None:
+    pytest.importorskip("matplotlib")
+    probs = torch.tensor([[1.0, 0, 0], [1.0, 0, 0], [0, 1.0, 0], [0, 0, 1.0]])
+    run: Any = SimpleNamespace(
+        outputs=Outputs(probs, torch.ones(4, 3), torch.tensor(labels)), classes=("a", "b", "c"), path=Path("run"),
+        has_masks=True, head=SimpleNamespace(name="dropmax"), seed=0,
+    )  # fmt: skip
+    assert words in confusion_graph.draw(Subject([run]))[1]
 
 
 @given(st.integers(0, 1000), st.integers(2, 30))

@@ -1,4 +1,14 @@
-"""Experiments: the paper's Table 1 and studies of variants, planned, run on many processes or machines, tabulated."""
+"""Experiments: the paper's Table 1 and studies of variants, planned, run on many processes or machines, tabulated.
+
+How ``dropmax reproduce`` turns a study into a table, in the order of the work:
+
+1. ``study`` and ``plan`` (with ``columns``, which finds data and recipes) decide every run before the first one starts.
+2. ``reproduce`` does what is missing: ``schedule`` hands out jobs, grids first; ``engines`` sends them to processes or
+   to a cluster; ``worker`` trains and measures one; ``progress`` shows how far it is.
+3. ``store`` appends each result to ``results.jsonl``; ``records`` says what a line holds.
+4. ``tables`` computes means, intervals and comparisons beside the numbers of ``paper``; ``render`` writes them;
+   ``compare`` and ``pictures`` show two variants, or a whole study.
+"""
 
 from __future__ import annotations
 

@@ -1,36 +1,35 @@
-"""Two variants side by side, and a whole study as one HTML page: pictures of every seed beside means and intervals."""
+"""Two variants side by side, and a whole study as one HTML page."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from dropmax.errors import InvalidValue, check_choice
+from dropmax.lab.experiments.pictures import curves, points, short_title
 from dropmax.lab.experiments.records import RunRecord
 from dropmax.lab.experiments.render import number_text
 from dropmax.lab.experiments.store import Store
-from dropmax.lab.experiments.tables import DEFAULT_METRICS, LEVEL, METRICS, Table, make_table
-from dropmax.lab.statistics import holm, paired_difference
+from dropmax.lab.experiments.tables import DEFAULT_METRICS, LEVEL, METRICS, by_seed, make_table
+from dropmax.lab.statistics import holm, paired_by_seed
 from dropmax.workbench import style
 
-__all__ = ["Difference", "compare", "draw", "make_page", "print_comparison", "to_rows"]
+__all__ = ["Difference", "compare", "make_page", "print_comparison", "to_rows"]
 
 
 @dataclass(frozen=True)
 class Difference:
     """``a - b`` in one metric on one data set, in the units of the tables.
 
-    >>> Difference("mnist-1k", "error", "mean", {0: -1.0, 1: -1.2}, -1.1, 1.27, 0.06, 0.06).is_significant
+    >>> Difference("mnist-1k", "error", {0: -1.0, 1: -1.2}, -1.1, 1.27, 0.06, 0.06).is_significant
     False
     """
 
     data: str
     metric: str
-    mode: str
     values: dict[int, float]  #: by seed
     mean: float
     half_width: float
@@ -43,16 +42,18 @@ class Difference:
         return self.corrected < LEVEL
 
 
-def compare(
-    store: Store, a: str, b: str, metrics: Sequence[str] = DEFAULT_METRICS, *, mode: str = "mean"
-) -> list[Difference]:
+def compare(store: Store, a: str, b: str, metrics: Sequence[str] = DEFAULT_METRICS) -> list[Difference]:
     """Return how variant ``a`` differs from variant ``b`` per data set and metric: paired over seeds, Holm-corrected.
 
-    Only seeds that both were run with count, as a seed decides the training examples too.
+    ``dropmax@exact`` is a variant in another prediction mode than the mean. Only seeds that both were run with count,
+    as a seed decides the training examples too.
     """
     runs = [record for record in store.runs() if record.status == "done"]
     for name in (a, b):
-        check_choice("variant", name, list(dict.fromkeys(record.variant for record in runs)))
+        variant, _, mode = name.partition("@")
+        check_choice("variant", variant, list(dict.fromkeys(record.variant for record in runs)))
+        measured = dict.fromkeys(mode for record in runs if record.variant == variant for mode in record.test)
+        check_choice(f"mode of {variant}", mode or "mean", list(measured))
     if a == b:
         raise InvalidValue(f"--compare needs two different variants, got {a!r} twice")
     for metric in metrics:
@@ -60,23 +61,21 @@ def compare(
     found = []
     for data in _data(runs):
         for metric in metrics:
-            first, second = (
-                {
-                    record.seed: METRICS[metric].factor * record.test[mode][metric]
-                    for record in runs
-                    if (record.data, record.variant) == (data, variant) and metric in record.test[mode]
-                }
-                for variant in (a, b)
-            )
-            seeds = sorted(set(first) & set(second))
-            if len(seeds) > 1:
-                pair = paired_difference([first[seed] for seed in seeds], [second[seed] for seed in seeds])
-                by_seed = {seed: first[seed] - second[seed] for seed in seeds}
-                found.append(Difference(data, metric, mode, by_seed, *pair, corrected=pair.p_value))
+            first, second = (_values(runs, data, name, metric) for name in (a, b))
+            pair = paired_by_seed(first, second)
+            if pair is not None:
+                values = {seed: first[seed] - second[seed] for seed in sorted(set(first) & set(second))}
+                found.append(Difference(data, metric, values, *pair, corrected=pair.p_value))
     if not found:
         raise InvalidValue(f"{a} and {b} share no two seeds on any data set in {store.path}: run more --runs of both")
     corrected = holm([difference.p_value for difference in found])
     return [replace(difference, corrected=p) for difference, p in zip(found, corrected, strict=True)]
+
+
+def _values(runs: Sequence[RunRecord], data: str, name: str, metric: str) -> dict[int, float]:
+    variant, _, mode = name.partition("@")
+    chosen = [record for record in runs if (record.data, record.variant) == (data, variant)]
+    return by_seed(chosen, metric, mode or "mean")
 
 
 def to_rows(differences: Sequence[Difference]) -> list[dict[str, Any]]:
@@ -98,7 +97,7 @@ def print_comparison(a: str, b: str, differences: Sequence[Difference]) -> None:
         number = f"{found.mean:+.{digits}f} ± {found.half_width:.{digits}f}"
         number = f"[bold]{number}[/bold]" if found.is_significant else number
         p_values = f"{found.p_value:.2g}", f"{found.corrected:.2g}"
-        grid.add_row(escape(found.data), _title(found.metric), number, str(len(found.values)), *p_values)
+        grid.add_row(escape(found.data), short_title(found.metric), number, str(len(found.values)), *p_values)
     console = Console(highlight=False)
     console.print(grid)
     console.print(
@@ -108,37 +107,6 @@ def print_comparison(a: str, b: str, differences: Sequence[Difference]) -> None:
         style="dim",
         soft_wrap=True,
     )
-
-
-def draw(a: str, b: str, differences: Sequence[Difference], path: Path) -> None:
-    """Draw the differences, one point per seed, with mean and interval, into an image file."""
-    metrics = list(dict.fromkeys(difference.metric for difference in differences))
-    data = list(dict.fromkeys(difference.data for difference in differences))
-    size = (style.COLUMN * len(metrics), 1.2 + 0.6 * len(data))
-    figure, panels = style.pyplot().subplots(1, len(metrics), figsize=size, squeeze=False, layout="constrained")
-    for axes, metric in zip(panels[0], metrics, strict=True):
-        axes.axvline(0, color=style.GREY, linewidth=1)
-        for found in (found for found in differences if found.metric == metric):
-            color = style.TRUTH if found.is_significant else style.GREY
-            _seeds(axes, -data.index(found.data), found.values, found.mean, found.half_width, color)
-        axes.set_yticks([-i for i in range(len(data))], data)
-        axes.set_ylim(-len(data) + 0.5, 0.5)
-        axes.set_title(_title(metric), fontsize=9)
-    figure.suptitle(f"{a} less {b}", fontsize=10)
-    style.save(figure, path)
-
-
-def _title(metric: str) -> str:
-    return METRICS[metric].title.removeprefix("test ")
-
-
-def _seeds(
-    axes: Any, y: float, values: Mapping[int, float], mean: float | None, half_width: float | None, color: str
-) -> None:
-    """Draw one row: a point per seed, and where there are any their mean and interval."""
-    axes.plot(list(values.values()), [y] * len(values), "o", alpha=0.4, color=style.BLUE)
-    if mean is not None:
-        axes.errorbar(mean, y, xerr=half_width, fmt="D", capsize=3, markersize=4, color=color)
 
 
 # --- the page of a study -------------------------------------------------------------------------------------------
@@ -155,8 +123,12 @@ def make_page(store: Store, metrics: Sequence[str] = DEFAULT_METRICS) -> str:
     return template.render(
         css=resources.files("dropmax.lab.report").joinpath("report.css").read_text("utf-8"),
         name=store.path.resolve().name,
-        tables=[(table, METRICS[table.metric], _points(table)) for table in tables],
-        curves=[(data, picture) for data in _data(runs) if (picture := _curves(runs, data)) is not None],
+        tables=[(table, METRICS[table.metric], _image(points(table))) for table in tables],
+        curves=[
+            (data, picture)
+            for data in _data(runs)
+            if (picture := _image(curves([record for record in runs if record.data == data]))) is not None
+        ],
         origin=tables[0].provenance,
         runs=runs,
         number=number_text,
@@ -167,45 +139,10 @@ def _data(runs: Sequence[RunRecord]) -> list[str]:
     return list(dict.fromkeys(record.data for record in runs))
 
 
-def _points(table: Table) -> str | None:
-    """Draw one point per seed, a row per variant and a panel per data set, with means and intervals."""
-    shown = [c for c in table.columns if any(table.cells[variant, c.data].values for variant in table.rows)]
-    if not shown:
+def _image(figure: Any | None) -> str | None:
+    """Return a figure as a data URI, and close it; None of nothing."""
+    if figure is None:
         return None
-    rows = [variant for variant in table.rows if any(table.cells[variant, c.data].values for c in shown)]
-    size = (1.5 + style.COLUMN * len(shown), 0.9 + 0.3 * len(rows))
-    figure, panels = style.pyplot().subplots(1, len(shown), figsize=size, squeeze=False, sharey=True)
-    for axes, column in zip(panels[0], shown, strict=True):
-        for place, variant in enumerate(rows):
-            cell = table.cells[variant, column.data]
-            _seeds(axes, -place, cell.values, cell.mean, cell.half_width, style.RED)
-        axes.set_yticks([-place for place in range(len(rows))], [style.plain(table.rows[name]) for name in rows])
-        axes.set(xlabel=METRICS[table.metric].title, title=style.plain(column.title))
-    return _image(figure)
-
-
-def _curves(runs: Sequence[RunRecord], data: str) -> str | None:
-    """Draw the validation error over the epochs, one thin line per seed."""
-    by_variant: dict[str, list[RunRecord]] = {}
-    for record in runs:
-        if record.data == data and record.curve:
-            by_variant.setdefault(record.variant, []).append(record)
-    if not by_variant:
-        return None
-    figure, axes = style.pyplot().subplots(figsize=(style.PAGE, 3.6))
-    for place, (variant, chosen) in enumerate(by_variant.items()):
-        color, line = style.look(place)
-        for index, record in enumerate(chosen):
-            rows = [(row["epoch"], 100 * row["validation"]["error"]) for row in record.curve]
-            label = style.plain(variant) if index == 0 else None
-            axes.plot(*zip(*rows, strict=True), color=color, linestyle=line, linewidth=0.9, alpha=0.7, label=label)
-    axes.set(xlabel="epoch", ylabel="error on held-out rows (%)")
-    axes.legend(fontsize=7, ncols=2)
-    return _image(figure)
-
-
-def _image(figure: Any) -> str:
-    """Return a figure as a data URI, and close it."""
     content = style.encode(figure, "svg")
     style.pyplot().close(figure)
     return "data:image/svg+xml;base64," + base64.b64encode(content).decode()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from dropmax.lab.experiments.tables import METRICS, Cell, Column, Table
@@ -12,16 +12,34 @@ __all__ = ["FORMATS", "number_text", "print_table", "to_dict", "to_markdown", "t
 
 
 def to_markdown(tables: Sequence[Table]) -> str:
-    """Return tables in Markdown, each with its notes, and where the numbers come from in a block at the end."""
-    lines: list[str] = []
-    for table in tables:
-        heads = [_heading(column) for column in table.columns]
-        lines += [f"# {table.title}", "", "| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
-        for variant, name in table.rows.items():
-            cells = [_markdown_cell(table.cells[variant, c.data], METRICS[table.metric].digits) for c in table.columns]
-            lines.append(f"| {name} | " + " | ".join(cells) + " |")
-        lines += ["", " ".join(table.notes), ""]
-    return "\n".join([*lines, "```", *_origin(tables[0]), "```"]) + "\n"
+    """Return tables in Markdown, with their notes, and where the numbers come from in a block at the end.
+
+    Metrics of one data set stand side by side in one table; of several, each metric has a table of its own.
+    """
+    first, *others = tables
+    if others and len(first.columns) == 1:
+        (column,) = first.columns
+        title = f"{first.kind}: {_heading(column)}, {first.modes}"
+        heads = [METRICS[table.metric].short for table in tables]
+        notes = dict.fromkeys(note for table in tables for note in table.notes)
+        lines = _markdown_table(title, heads, [(table, column) for table in tables], first.rows, notes)
+    else:
+        lines = []
+        for table in tables:
+            heads = [_heading(column) for column in table.columns]
+            lines += _markdown_table(table.title, heads, [(table, c) for c in table.columns], table.rows, table.notes)
+    return "\n".join([*lines, "```", *_origin(first), "```"]) + "\n"
+
+
+def _markdown_table(
+    title: str, heads: list[str], places: list[tuple[Table, Column]], rows: dict[str, str], notes: Iterable[str]
+) -> list[str]:
+    """Return the lines of one table; ``places`` says which cells stand under each head."""
+    lines = [f"# {title}", "", "| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    for variant, name in rows.items():
+        cells = [_markdown_cell(t.cells[variant, c.data], METRICS[t.metric].digits) for t, c in places]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return [*lines, "", " ".join(notes), ""]
 
 
 def _markdown_cell(found: Cell, digits: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from dropmax.lab.experiments.plan import Group, Job, Plan
 from dropmax.lab.experiments.records import RunRecord, failure
 from dropmax.lab.experiments.store import Store
 
-__all__ = ["Schedule", "best_point", "tuned_from"]
+__all__ = ["Schedule", "best_point", "edges", "edges_of", "tuned_from"]
 
 
 class Schedule:
@@ -117,6 +117,30 @@ def best_point(tuning: Iterable[RunRecord]) -> dict[str, Any] | None:
     done = [result for result in tuning if result.status == "done"]
     scores = [(result.validation["mean"]["error"], result.validation["mean"]["nll"]) for result in done]
     return done[scores.index(min(scores))].point if done else None
+
+
+def edges(points: Sequence[Mapping[str, Any]], winner: Mapping[str, Any]) -> list[str]:
+    """Say which values of a winner of tuning are the lowest or the highest of its grid.
+
+    The optimum may then lie beyond the grid. A lowest value of 0 is no edge: nothing that is tuned goes below it.
+
+    >>> grid = [{"training.weight_decay": decay, "head.gamma": 1.0} for decay in (0, 1e-4, 1e-3)]
+    >>> [edges(grid, point) for point in grid]
+    [[], [], ['weight decay 0.001, the highest']]
+    """
+    found = []
+    for name, value in winner.items():
+        tried = sorted({point[name] for point in points if isinstance(point.get(name), int | float)})
+        if len(tried) > 1 and value in (tried[0], tried[-1]) and value != 0:
+            end = "highest" if value == tried[-1] else "lowest"
+            found.append(f"{name.rpartition('.')[2].replace('_', ' ')} {value:g}, the {end}")
+    return found
+
+
+def edges_of(plan: Plan, runs: Iterable[RunRecord]) -> list[tuple[Group, list[str]]]:
+    """Return every group that was tuned and run, with what :func:`edges` says of its winner."""
+    winners = {record.group: record.point for record in runs if record.point}
+    return [(g, edges(g.points, winners[g.key])) for g in plan.groups if g.points and g.key in winners]
 
 
 def tuned_from(plan: Plan, source: Path | str) -> Plan:

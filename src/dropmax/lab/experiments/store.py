@@ -55,7 +55,6 @@ class Store:
         """Raise where the results of a plan would not belong with those that are here; change nothing."""
         if self.path.exists() and not self.path.is_dir():
             raise RunError(f"{self.path} is not a directory: choose another place with --out")
-        self._refuse_old_layout()
         if self.file.exists():
             there = self.plan_record()
             if there is not None and self.records():
@@ -84,7 +83,6 @@ class Store:
 
     def plan(self) -> Plan:
         """Return the plan of this directory: all that was ever asked for here."""
-        self._refuse_old_layout()
         found = self.plan_record()
         if found is None:
             raise RunError(
@@ -94,13 +92,6 @@ class Store:
             return found.plan()
         except DropMaxError as error:
             raise RunError(f"{self.file}: the plan cannot be used: {error}") from error
-
-    def _refuse_old_layout(self) -> None:
-        if (self.path / "plan.json").exists() and not self.file.exists():
-            raise RunError(
-                f"{self.path} was written by an earlier version of dropmax (plan.json and one JSON file per run), "
-                f"which this version does not read: finish it with that version, or start again with another --out"
-            )
 
     # --- results -------------------------------------------------------------------------------------------------
 

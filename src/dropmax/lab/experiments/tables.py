@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,11 +10,12 @@ from dropmax.errors import check_choice
 from dropmax.lab.experiments.paper import COLUMNS, PAPER, ROWS, WHY_NOT
 from dropmax.lab.experiments.plan import TUNING_SEED, Group, Plan
 from dropmax.lab.experiments.records import RunRecord
+from dropmax.lab.experiments.schedule import edges_of
 from dropmax.lab.experiments.store import Store
-from dropmax.lab.statistics import holm, paired_difference, t_interval
+from dropmax.lab.statistics import holm, paired_by_seed, t_interval
 from dropmax.workbench.files import write_atomically
 
-__all__ = ["DEFAULT_METRICS", "METRICS", "Cell", "Column", "Metric", "Table", "make_table", "write_tables"]
+__all__ = ["DEFAULT_METRICS", "METRICS", "Cell", "Column", "Metric", "Table", "by_seed", "make_table", "write_tables"]
 
 
 @dataclass(frozen=True)
@@ -22,23 +23,28 @@ class Metric:
     """How a metric is shown."""
 
     title: str
+    short: str  #: over a column beside those of other metrics
     factor: float = 1.0
     digits: int = 4
 
+    def scaled(self) -> Metric:
+        """Return it as it is shown after fitting a temperature."""
+        return replace(self, title=f"{self.title}, with a fitted temperature", short=f"{self.short}, scaled")
+
 
 _PLAIN = {
-    "error": Metric("test error (%)", 100.0, 2),
-    "nll": Metric("test negative log-likelihood (nats)"),
-    "ece": Metric("test expected calibration error (%, 15 bins)", 100.0, 2),
-    "brier": Metric("test Brier score"),
-    "aurc": Metric("test area under the risk-coverage curve (%)", 100.0, 3),
+    "error": Metric("test error (%)", "test error %", 100.0, 2),
+    "nll": Metric("test negative log-likelihood (nats)", "NLL"),
+    "ece": Metric("test expected calibration error (%, 15 bins)", "ECE %", 100.0, 2),
+    "brier": Metric("test Brier score", "Brier"),
+    "aurc": Metric("test area under the risk-coverage curve (%)", "AURC %", 100.0, 3),
 }
 #: Every metric a table can be made of. Those that end in ``_scaled`` are measured after fitting one temperature on the
 #: held-out rows.
 METRICS: dict[str, Metric] = {
     **_PLAIN,
-    **{f"{name}_scaled": replace(m, title=f"{m.title}, with a fitted temperature") for name, m in _PLAIN.items()},
-    "set_size": Metric("mean size of test prediction sets of 95 %", 1.0, 2),
+    **{f"{name}_scaled": metric.scaled() for name, metric in _PLAIN.items()},
+    "set_size": Metric("mean size of test prediction sets of 95 %", "set size at 95 %", 1.0, 2),
 }
 #: The metrics of ``tables.md``.
 DEFAULT_METRICS = ("error", "nll", "ece")
@@ -87,17 +93,25 @@ class Column:
 class Table:
     """A metric of every row and column; :func:`make_table` makes one, the module ``render`` writes it."""
 
-    title: str
+    kind: str  #: "Table 1", "Study" or "Heads"
     metric: str
+    modes: str  #: in words, which way of predicting the rows show
     columns: tuple[Column, ...]
     rows: dict[str, str]  #: names to show, by variant
     cells: dict[tuple[str, str], Cell]  #: by (variant, data)
     notes: tuple[str, ...]
     provenance: dict[str, Any]
 
+    @property
+    def title(self) -> str:
+        """What it shows."""
+        return f"{self.kind}: {METRICS[self.metric].title}, {self.modes}"
 
-def make_table(store: Store, metric: str = "error", *, mode: str = "mean") -> Table:
-    """Make the table of a metric from the results in a directory, for one way of prediction.
+
+def make_table(store: Store, metric: str = "error", *, modes: Sequence[str] = ("mean",)) -> Table:
+    """Make the table of a metric from the results in a directory.
+
+    Every further mode of prediction adds a row ``variant@mode`` below each variant that was measured in it.
 
     >>> import tempfile
     >>> from dropmax.lab.experiments import plan_table
@@ -107,28 +121,34 @@ def make_table(store: Store, metric: str = "error", *, mode: str = "mean") -> Ta
     >>> table.cells["dropmax", "mnist-1k"].note, table.cells["dropmax", "awa"].note
     ('not run yet', 'images no longer distributed')
     """
+    from dropmax.heads import MODES
+
     check_choice("metric", metric, METRICS)
+    for mode in modes:
+        check_choice("mode", mode, MODES)
     plan, results = store.plan(), store.runs()
     by_group: dict[str, list[RunRecord]] = {}
     for result in sorted(results, key=lambda result: result.seed):
         by_group.setdefault(result.group, []).append(result)
     planned = {(group.variant, group.data): group for group in plan.groups}
-    rows, columns = _rows(plan), _columns(plan)
+    rows, columns = _with_modes(_rows(plan), modes, results), _columns(plan)
     cells: dict[tuple[str, str], Cell] = {}
     for column in columns:
         here = {}
-        for variant in rows:
+        for row in rows:
+            variant, _, mode = row.partition("@")
             group = planned.get((variant, column.data))
             paper = None if plan.is_study or metric != "error" else _papers(variant, column.data, group)
             if group is None:
                 cell = Cell(note=WHY_NOT.get(column.data, "not run"))
             else:
-                cell = _cell(by_group.get(group.key, []), metric, mode, plan.runs)
-            here[variant, column.data] = replace(cell, paper=paper)
+                cell = _cell(by_group.get(group.key, []), metric, mode or modes[0], plan.runs)
+            here[row, column.data] = replace(cell, paper=paper)
         cells |= compared(here)
-    title = f"{_kind(plan)}: {METRICS[metric].title}, mode {mode}"
+    words = f"mode {modes[0]}" + (" unless a row names another" if any("@" in row for row in rows) else "")
     commands = getattr(store.plan_record(), "commands", [])
-    return Table(title, metric, columns, rows, cells, _notes(plan, metric), _provenance(commands, results))
+    notes = _notes(plan, metric) + (_edge_note(plan, results) if metric == "error" else ())
+    return Table(_kind(plan), metric, words, columns, rows, cells, notes, _provenance(commands, results))
 
 
 def _kind(plan: Plan) -> str:
@@ -139,18 +159,23 @@ def _kind(plan: Plan) -> str:
 
 def _cell(found: list[RunRecord], metric: str, mode: str, planned: int) -> Cell:
     """Return the numbers of some runs, and a note where there are none or fewer than planned."""
-    measured = {result.seed: result.test[mode] for result in found if mode in result.test}
-    values = {seed: METRICS[metric].factor * m[metric] for seed, m in measured.items() if metric in m}
+    values = by_seed(found, metric, mode)
     failed = [result.reason for result in found if result.status == "failed"]
     if len(values) == planned:
         note = ""
     elif values:
         note = f"{len(values)} of {planned} runs" + (f", {len(failed)} failed" if failed else "")
-    elif measured:
+    elif any(mode in result.test for result in found):
         note = "not measured"
     else:
         note = f"failed: {failed[0]}" if failed else "not run yet"
     return Cell(values, note)
+
+
+def by_seed(runs: Iterable[RunRecord], metric: str, mode: str = "mean") -> dict[int, float]:
+    """Return a metric of some runs on the test set by their seeds, in the unit shown, where it was measured."""
+    factor = METRICS[metric].factor if metric in METRICS else 1.0
+    return {run.seed: factor * run.test[mode][metric] for run in runs if metric in run.test.get(mode, {})}
 
 
 def _papers(variant: str, data: str, group: Group | None) -> tuple[float, float] | None:
@@ -166,12 +191,8 @@ def compared(column: dict[tuple[str, str], Cell]) -> dict[tuple[str, str], Cell]
         return column
     best = min(means, key=means.__getitem__)
     marked = column | {best: replace(column[best], best=True)}
-    p_values = {}
-    for key in means:
-        values, others = column[key].values, column[best].values
-        seeds = sorted(set(values) & set(others))
-        if key != best and len(seeds) > 1:
-            p_values[key] = paired_difference([values[s] for s in seeds], [others[s] for s in seeds]).p_value
+    pairs = {key: paired_by_seed(column[key].values, column[best].values) for key in means if key != best}
+    p_values = {key: pair.p_value for key, pair in pairs.items() if pair is not None}
     for key, corrected in zip(p_values, holm(list(p_values.values())), strict=True):
         marked[key] = replace(column[key], p_value=corrected, tied=corrected > LEVEL)
     return marked
@@ -182,6 +203,22 @@ def _rows(plan: Plan) -> dict[str, str]:
     asked = [group.variant for group in plan.groups]
     names = {} if plan.is_study else ROWS
     return {variant: names.get(variant, variant) for variant in [*(ROWS if _kind(plan) == "Table 1" else ()), *asked]}
+
+
+def _with_modes(rows: dict[str, str], modes: Sequence[str], results: list[RunRecord]) -> dict[str, str]:
+    """Return the rows, each followed by those of the further modes it was measured in."""
+    measured = {(result.variant, mode) for result in results for mode in result.test}
+    found = {}
+    for variant, name in rows.items():
+        found[variant] = name
+        found |= {f"{variant}@{mode}": f"{name}, {mode}" for mode in modes[1:] if (variant, mode) in measured}
+    return found
+
+
+def _edge_note(plan: Plan, runs: list[RunRecord]) -> tuple[str, ...]:
+    found = edges_of(plan, runs)
+    on_edge = [f"{group.variant} on {group.data} ({'; '.join(words)})" for group, words in found if words]
+    return (f"Winners on an edge of their grid: {', '.join(on_edge) or 'none'}.",) if found else ()
 
 
 def _columns(plan: Plan) -> tuple[Column, ...]:
@@ -232,7 +269,13 @@ def _provenance(commands: list[str], results: list[RunRecord]) -> dict[str, Any]
     }
 
 
-def write_tables(store: Store, metrics: Sequence[str] = DEFAULT_METRICS, formats: Sequence[str] = ("md",)) -> list[str]:
+def write_tables(
+    store: Store,
+    metrics: Sequence[str] = DEFAULT_METRICS,
+    formats: Sequence[str] = ("md",),
+    *,
+    modes: Sequence[str] = ("mean",),
+) -> list[str]:
     """Write ``tables.md`` (or ``.tex``) with a table per metric, and ``runs.csv``; return the names of the files.
 
     >>> import tempfile
@@ -247,7 +290,7 @@ def write_tables(store: Store, metrics: Sequence[str] = DEFAULT_METRICS, formats
 
     for name in formats:
         check_choice("format", name, FORMATS)
-    tables = [make_table(store, metric) for metric in metrics]
+    tables = [make_table(store, metric, modes=modes) for metric in metrics]
     pages = {f"tables.{name}": FORMATS[name](tables) for name in formats}
     pages["runs.csv"] = to_csv([*store.runs("tune"), *store.runs()])
     for name, content in pages.items():

@@ -54,7 +54,7 @@ _TWO_MAPS: dict[str, Node] = {
     "o": ((2.1, 0.55), "o", _LEARNED, False),
     "z": ((3.3, 2.4), "z", _PLAIN, True),
 }
-_PATHS = [("x", "h"), ("h", "rho"), ("h", "o"), ("rho", "z"), ("z", "p"), ("o", "p")]
+_PATHS = "x-h h-rho h-o rho-z z-p o-p"
 
 
 def _qp_training(axes: Any) -> None:
@@ -65,7 +65,7 @@ def _qp_training(axes: Any) -> None:
         "kl": ((1.35, 3.7), r"$-\log\rho_t-\gamma H$", _LOSS, False),
         "nll": ((3.5, -0.6), "cross entropy", _LOSS, False),
     }
-    _diagram(axes, nodes, [*_PATHS, ("y", "z"), ("rho", "kl"), ("p", "nll")])
+    _diagram(axes, nodes, f"{_PATHS} y-z rho-kl p-nll")
     _note(axes, (3.42, 3.08), r"$z_t=1$", "left")
 
 
@@ -84,31 +84,17 @@ def _training(axes: Any) -> None:
         "kl": ((3.75, 1.2), r"$\mathrm{KL}[q\,\|\,p]-H$", _LOSS, False),
         "nll": ((5.1, -0.6), "cross entropy", _LOSS, False),
     }
-    arrows = [
-        ("x", "h"),
-        ("h", "r"),
-        ("h", "rho"),
-        ("h", "o"),
-        ("r", "q"),
-        ("q", "z"),
-        ("z", "p"),
-        ("y", "z"),
-        ("o", "p"),
-    ]
-    _diagram(axes, nodes, [*arrows, ("r", "aux"), ("y", "aux"), ("q", "kl"), ("rho", "kl"), ("rho", "q"), ("p", "nll")])
+    _diagram(axes, nodes, "x-h h-r h-rho h-o r-q q-z z-p y-z o-p r-aux y-aux q-kl rho-kl rho-q p-nll")
     _note(axes, (5.02, 3.08), r"$z_t=1$", "left")
 
 
 def _testing(axes: Any) -> None:
-    nodes: dict[str, Node] = {
-        **_TWO_MAPS,
-        "p": ((3.5, 0.55), "p(y|x)", _PLAIN, False),
-    }
-    _diagram(axes, nodes, _PATHS)
+    _diagram(axes, {**_TWO_MAPS, "p": ((3.5, 0.55), "p(y|x)", _PLAIN, False)}, _PATHS)
     _note(axes, (2.5, 3.55), "z sampled or summed over,\nor ρ in its place", "center")
 
 
-def _diagram(axes: Any, nodes: dict[str, Node], arrows: list[tuple[str, str]]) -> None:
+def _diagram(axes: Any, nodes: dict[str, Node], arrows: str) -> None:
+    """Draw boxes, and arrows such as ``x-h`` between them."""
     boxes = {}
     for name, (place, text, look, is_round) in nodes.items():
         shape = "circle,pad=0.28" if is_round else "round,pad=0.32,rounding_size=0.12"
@@ -116,7 +102,7 @@ def _diagram(axes: Any, nodes: dict[str, Node], arrows: list[tuple[str, str]]) -
             *place, text, ha="center", va="center", fontsize=7.5 if len(text) > 4 else 10, zorder=3,
             bbox={"boxstyle": shape, "linewidth": 1.0, **look},
         )  # fmt: skip
-    for start, end in arrows:
+    for start, end in (arrow.split("-") for arrow in arrows.split()):
         dashed = (start, end) == ("rho", "q")
         axes.annotate(
             "", xy=nodes[end][0], xytext=nodes[start][0],

@@ -22,12 +22,15 @@ _DRAWS = 4
 
 
 def same_class_other_rivals(run: Run) -> tuple[int, int]:
-    """Return two examples, right and of one class if possible, whose strongest rivals differ and stand out most."""
-    pairs = _pairs(run, ~run.wrong) or _pairs(run, torch.ones_like(run.wrong))  # a poor model may get too few right
-    if not pairs:
-        raise NotDrawable(f"needs two examples with different rivals, and {run.path} has none")
-    _, _, first, second = max(pairs)
-    return first, second
+    """Return two examples, of one class if possible, whose strongest rivals differ and stand out most.
+
+    They are answered correctly, with the truth's rho above all others, where there are such: a poor model has too few.
+    """
+    highest = run.outputs.retain.argmax(-1) == run.outputs.labels
+    for allowed in (~run.wrong & highest, ~run.wrong, torch.ones_like(run.wrong)):
+        if pairs := _pairs(run, allowed):
+            return max(pairs)[2:]
+    raise NotDrawable(f"needs two examples with different rivals, and {run.path} has none")
 
 
 def _pairs(run: Run, allowed: torch.Tensor) -> list[tuple[bool, float, int, int]]:

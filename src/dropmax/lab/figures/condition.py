@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dropmax import exact
 from dropmax.lab.figures.subject import Subject
+from dropmax.lab.stability import is_target_of, on_rivals, posterior_logits
 from dropmax.workbench import style
 
 __all__ = ["CAPTION", "Condition", "draw", "measure"]
@@ -70,18 +71,15 @@ def measure(logits: Tensor, retain_logits: Tensor, posterior: Tensor, target: Te
     """
     rho, p, t = retain_logits.sigmoid(), logits.softmax(-1), target[:, None]
     rho_t, p_t = rho.gather(-1, t), p.gather(-1, t).squeeze(-1)
-    is_target = torch.zeros_like(rho, dtype=torch.bool).scatter_(-1, t, True)
+    is_target = is_target_of(rho, target)
     rivals = rho.masked_fill(is_target, -1.0).amax(-1), rho.masked_fill(is_target, 2.0).amin(-1)
     left = p_t * (p * (rho_t - rho)).sum(-1) / (p * rho).sum(-1)
     # dE[-log p(t | z)]/do_t = E[p(t | z)] - 1, and the gradient by w_t is that times h.
-    kept = torch.logit(posterior.to(logits)).clamp(-60, 60).masked_fill(is_target, 60.0)
-    on_rivals = p.masked_fill(is_target, 0.0).sum(-1).clamp(min=1e-300)  # 1 - p_t, without its rounding
-
-    def ratio(retain: Tensor) -> Tensor:
-        expected = exact.predictive(logits, retain)
-        return expected.masked_fill(is_target, 0.0).sum(-1) / on_rivals
-
-    return Condition((rho_t.squeeze(-1) - rivals[0]), rivals[0] - rivals[1], left, ratio(kept), ratio(retain_logits))
+    under_q, under_p = (
+        on_rivals(exact.predictive(logits, masks), is_target) / on_rivals(p, is_target).clamp(min=1e-300)
+        for masks in (posterior_logits(posterior, is_target).to(logits), retain_logits)
+    )
+    return Condition((rho_t.squeeze(-1) - rivals[0]), rivals[0] - rivals[1], left, under_q, under_p)
 
 
 def draw(subject: Subject) -> tuple[Any, str]:

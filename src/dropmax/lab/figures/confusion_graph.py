@@ -17,7 +17,8 @@ __all__ = ["CAPTION", "Link", "around_a_circle", "draw", "links"]
 
 CAPTION = (
     "Classes linked where one input could be either: the wider the link, the larger the share of test examples said to "
-    "be one of the two whose prediction set holds the other. It needs no labels of these examples."
+    "be one of the two whose prediction set holds the other, which needs no labels. Where no set holds two classes, "
+    "the width is the number of mistakes."
 )
 #: More links than this, or more classes, and it cannot be read.
 MOST_LINKS, MOST_CLASSES = 30, 24
@@ -99,11 +100,11 @@ def draw(subject: Subject) -> tuple[Any, str]:
     order = around_a_circle(found, len(run.classes) if few else 0)
     figure, axes = plt.subplots(figsize=(0.66 * style.PAGE, 0.66 * style.PAGE))
     places = {k: 2 * math.pi * i / max(1, len(order)) for i, k in enumerate(order)}
-    most = max((link.flagged for link in found), default=1.0)
-    for link in reversed(found):  # the strongest on top
-        weight = link.flagged / most
+    by_sets = any(link.flagged for link in found)  # else by mistakes
+    strengths = [100 * link.flagged if by_sets else float(link.mistakes) for link in found]
+    for link, strength in reversed([*zip(found, strengths, strict=True)]):  # the strongest on top
         x, y = _arc(places[link.first], places[link.second])
-        axes.plot(x, y, color=style.BLUE, solid_capstyle="round", **_look(weight))
+        axes.plot(x, y, color=style.BLUE, solid_capstyle="round", **_look(strength / max(strengths)))
     long = max((len(run.classes[k]) for k in order), default=1) > 3
     for k, angle in places.items():
         right, up = math.cos(angle), math.sin(angle)
@@ -118,16 +119,18 @@ def draw(subject: Subject) -> tuple[Any, str]:
     reach = 1.6 if long else 1.2
     axes.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
     style.bare(axes)
-    for weight in (1.0, 0.5, 0.1) if found else ():
-        axes.plot([], [], color=style.BLUE, label=f"{100 * weight * most:.2g} %", **_look(weight))
-    if found:
-        title = "of the examples answered as either,\nthe share whose set holds the other"
-        figure.legend(loc="outside lower center", ncol=3, fontsize=8, title=title, title_fontsize=8, handlelength=3)
     if not found:
-        return figure, "For no test example does a rival's ρ stand out."
+        return figure, "No prediction set holds a second class, and no test example is mistaken."
+    unit = " %" if by_sets else ""
+    for weight in (1.0, 0.5, 0.1):
+        axes.plot([], [], color=style.BLUE, label=f"{weight * max(strengths):.2g}{unit}", **_look(weight))
+    title = "of the examples answered as either,\nthe share whose set holds the other"
+    title = title if by_sets else "test examples of one taken for the other"
+    figure.legend(loc="outside lower center", ncol=3, fontsize=8, title=title, title_fontsize=8, handlelength=3)
     names = run.classes
     strongest = ", ".join(
-        f"{names[one.first]} and {names[one.second]} ({100 * one.flagged:.1f} %)" for one in found[:5]
+        f"{names[one.first]} and {names[one.second]} ({strength:.3g}{unit or ' mistakes'})"
+        for one, strength in zip(found[:5], strengths, strict=False)
     )
     left_out = "" if few else f" Shown are the {len(found)} strongest links among {len(order)} of {len(names)} classes."
     return figure, f"{run.path.name}. The strongest: {strongest}.{left_out}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from dropmax.lab.figures.runs import Run, by_data, data_name
@@ -24,14 +23,8 @@ _LOGGED = (
 )
 
 
-@dataclass(frozen=True)
-class _Curves:
-    """A run's two curves."""
-
-    steps: Sequence[float]
-    train: Sequence[float]
-    held_steps: Sequence[float]
-    held: Sequence[float]
+#: Steps and values.
+Curve = tuple[Sequence[float], Sequence[float]]
 
 
 def draw(subject: Subject) -> tuple[Any, str]:
@@ -50,10 +43,10 @@ def draw(subject: Subject) -> tuple[Any, str]:
         looks = Subject(group).looks()
         for label, runs in Subject(group).methods().items():
             colour, line = style.look(looks[label])
-            curves = [_recorded(subject, run) if recorded else _logged(run) for run in runs]
+            train, held = zip(*((_recorded(subject, run) if recorded else _logged(run)) for run in runs), strict=True)
             band |= len(runs) > 1
-            style.band(panel, [(c.steps, c.train) for c in curves], colour, "-", alpha=0.45, linewidth=0.5)
-            style.band(panel, [(c.held_steps, c.held) for c in curves], colour, line, label=style.plain(label, 40))
+            style.band(panel, train, colour, "-", alpha=0.45, linewidth=0.5)
+            style.band(panel, held, colour, line, label=style.plain(label, 40))
         values = [y for line in panel.get_lines() for y in line.get_ydata() if y > 0]
         panel.set(xlabel="step", yscale="log" if max(values) > 10 * min(values) else "linear")
         panel.set_ylabel("cross entropy (nats)" if place % columns == 0 else "")
@@ -69,19 +62,15 @@ def draw(subject: Subject) -> tuple[Any, str]:
     return figure, f"{_RECORDED if recorded else _LOGGED} {seeds}{_fidelity(subject) if recorded else ''}"
 
 
-def _recorded(subject: Subject, run: Run) -> _Curves:
+def _recorded(subject: Subject, run: Run) -> tuple[Curve, Curve]:
     found = subject.recordings[run]
-    return _Curves(found.steps, found.train, found.test_steps, found.test)
+    return (found.steps, found.train), (found.test_steps, found.test)
 
 
-def _logged(run: Run) -> _Curves:
-    measured = [row for row in run.log if "validation" in row]
-    return _Curves(
-        [row["step"] for row in run.log],
-        [row["train"].get("cross_entropy", row["train"]["total"]) for row in run.log],
-        [row["step"] for row in measured],
-        [row["validation"]["nll"] for row in measured],
-    )
+def _logged(run: Run) -> tuple[Curve, Curve]:
+    train = [(row["step"], row["train"].get("cross_entropy", row["train"]["total"])) for row in run.log]
+    held = [(row["step"], row["validation"]["nll"]) for row in run.log if "validation" in row]
+    return tuple(zip(*train, strict=True)), tuple(zip(*held, strict=True))  # type: ignore[return-value]
 
 
 def _fidelity(subject: Subject) -> str:

@@ -52,11 +52,8 @@ def draw(subject: Subject) -> tuple[Any, str]:
         panels[0].plot([], [], color="black", linestyle=line, label=who)
     for line, term in (("-", "KL"), ("--", "entropy"), (":", "auxiliary")):
         panels[2].plot([], [], color="black", linestyle=line, label=term)
-    panels[2].set_yscale("log")
     panels[0].legend(handles=panels[0].lines[-2:], fontsize=7)
-    low, high = panels[2].get_ylim()
-    panels[2].set_ylim(low, high * (high / low) ** 0.35)  # room for the legend above the curves
-    panels[2].legend(fontsize=7, ncol=3, loc="upper center", columnspacing=0.9, handlelength=1.5, handletextpad=0.4)
+    _scale_of_terms(panels[2])
     last = {label: runs[0].log[-1].get("masks", {}) for label, runs in masked.methods().items()}
     ends = "; ".join(
         f"{label}: ρ {row['retain_target']:.2f} / {row['retain_rivals']:.2f}, g {row['posterior_rivals']:.3f}"
@@ -67,3 +64,19 @@ def draw(subject: Subject) -> tuple[Any, str]:
         figure,
         f"The grey line is ρ = {_SUNK}, where KL - H pulls a rival whose g is 0. At the end, first seed: {ends}.",
     )
+
+
+def _scale_of_terms(axes: Any) -> None:
+    """Scale an axis by logarithms with plain numbers, and put its legend above the curves, where no grid line is."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high * (high / low) ** 0.3)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.legend(
+        fontsize=7, ncol=3, loc="upper center", columnspacing=0.9, handlelength=1.5, handletextpad=0.4, borderaxespad=0,
+        frameon=True, facecolor="white", edgecolor="none", framealpha=1,
+    )  # fmt: skip

@@ -27,17 +27,15 @@ _LEVELS = 11
 _REAL = 9
 
 
-def keep_the_target(o: Tensor, a: Tensor, target: int) -> tuple[Tensor, Tensor]:
-    """Return logits of the same problem with the target's mask replaced by its rho: o_t + log rho_t, always kept.
+def keep_the_target(o: Tensor, a: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Return logits of the same problem with each row's target mask replaced by its rho: o_t + log rho_t, always kept.
 
-    >>> o, a = keep_the_target(torch.zeros(1, 2), torch.zeros(1, 2), 0)
+    >>> o, a = keep_the_target(torch.zeros(1, 2), torch.zeros(1, 2), torch.tensor([0]))
     >>> [round(float(x), 4) for x in o[0]], a[0, 0].sigmoid() > 0.999999
     ([-0.6931, 0.0], tensor(True))
     """
-    o, a = o.clone(), a.clone()
-    o[..., target] += torch.nn.functional.logsigmoid(a[..., target])
-    a[..., target] = 60.0
-    return o, a
+    t = target[:, None]
+    return o.scatter_add(-1, t, torch.nn.functional.logsigmoid(a.gather(-1, t))), a.scatter(-1, t, 60.0)
 
 
 def draw(subject: Subject) -> tuple[Any, str]:
@@ -48,10 +46,9 @@ def draw(subject: Subject) -> tuple[Any, str]:
     index = _example(run)
     target = int(run.outputs.labels[index])
     sigmas, images, o, a = _noisy(run, index, generator)
-    real = _of_growing_difficulty(run)
     figure, axes = plt.subplots(2, 3, figsize=(style.PAGE, 2.9), height_ratios=[4.6, 1], sharey="row")
-    fixed = keep_the_target(o, a, target)
     row = torch.full((len(sigmas),), target)
+    fixed = keep_the_target(o, a, row)
     off = [
         _panel(axes[0, 0], sigmas, o, a, row, generator),
         _panel(axes[0, 1], sigmas, *fixed, row, generator),
@@ -59,13 +56,8 @@ def draw(subject: Subject) -> tuple[Any, str]:
     for column in (0, 1):
         axes[0, column].set(xlabel="noise σ", xlim=(-0.06, 1.06), xticks=[0, 0.5, 1])
         _strip(axes[1, column], [images[i] for i in range(0, len(images), 2)])
-    labels = run.outputs.labels[real]
-    logits, retain_logits = run.logits(rows=real)
-    pairs = [keep_the_target(logits[n], retain_logits[n], int(labels[n])) for n in range(len(real))]
-    _panel(
-        axes[0, 2], torch.arange(len(real)).double(), torch.stack([o for o, _ in pairs]),
-        torch.stack([a for _, a in pairs]), labels, generator,
-    )  # fmt: skip
+    real, kept = _of_growing_difficulty(run)
+    _panel(axes[0, 2], torch.arange(len(real)).double(), *kept, run.outputs.labels[real], generator)
     axes[0, 2].set(xlabel="test examples, easy to hard", xticks=[], xlim=(-0.5, len(real) - 0.5))
     _strip(axes[1, 2], [picture(run.test, i) for i in real])
     axes[0, 0].set(ylabel="p(truth | x, z)", ylim=(-0.04, 1.04), yticks=[0, 0.5, 1])
@@ -101,10 +93,14 @@ def _noisy(run: Run, index: int, generator: torch.Generator) -> tuple[Tensor, li
     return sigmas, shown, o, a
 
 
-def _of_growing_difficulty(run: Run) -> list[int]:
-    """Return test examples at even steps of the predicted probability of their truth, from surest to least sure."""
-    wanted = torch.linspace(float(run.on_truth.max()), float(run.on_truth.min()), _REAL)
-    return list(dict.fromkeys(int((run.on_truth - level).abs().argmin()) for level in wanted))
+def _of_growing_difficulty(run: Run) -> tuple[list[int], tuple[Tensor, Tensor]]:
+    """Return test examples at even steps of the probability of their truth, surest first, with logits as in (b)."""
+    labels = run.outputs.labels
+    o, a = keep_the_target(*run.logits(), labels)
+    on_truth = exact.predictive(o, a).gather(-1, labels[:, None]).squeeze(-1)
+    wanted = torch.linspace(float(on_truth.max()), float(on_truth.min()), _REAL)
+    chosen = list(dict.fromkeys(int((on_truth - level).abs().argmin()) for level in wanted))
+    return chosen, (o[chosen], a[chosen])
 
 
 def _panel(axes: Any, x: Tensor, o: Tensor, a: Tensor, target: Tensor, generator: torch.Generator) -> float:

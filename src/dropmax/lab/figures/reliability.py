@@ -38,16 +38,8 @@ def draw(subject: Subject) -> tuple[Any, str]:
         some = bins.count > 0
         top.bar(centres[some].numpy(), accuracy[some].numpy(), 0.92 * width, color=style.BLUE, linewidth=0)
         low, gap = torch.minimum(accuracy, confidence)[some], (accuracy - confidence)[some].abs()
-        top.bar(
-            centres[some],
-            gap,
-            0.92 * width,
-            bottom=low.numpy(),
-            facecolor="none",
-            edgecolor=style.RED,
-            hatch="/////",
-            lw=0.6,
-        )
+        hatched = {"facecolor": "none", "edgecolor": style.RED, "hatch": "/////", "lw": 0.6}
+        top.bar(centres[some], gap, 0.92 * width, bottom=low.numpy(), **hatched)
         top.plot([0, 1], [0, 1], "--", color="black", linewidth=0.9)
         top.set(xlim=(0, 1), ylim=(0, 1), xticks=[0, 0.5, 1], yticks=[0, 0.5, 1], xticklabels=[])
         top.set_title(f"{style.plain(label, 24)}\nECE {100 * ece(probs, labels):.2f} %", fontsize=8.5)

@@ -40,8 +40,8 @@ def draw(subject: Subject) -> tuple[Any, str]:
         q = run.head.posterior_probs(run.features()[hard], labels[hard])
     masks = (torch.rand(rho[hard].shape, generator=generator) < rho[hard]).float()
 
-    figure = plt.figure(figsize=(style.PAGE, 5.9))
-    top, bottom = figure.subfigures(2, 1, height_ratios=[1.05, 1])
+    figure = plt.figure(figsize=(style.PAGE, 6.1))
+    top, bottom = figure.subfigures(2, 1, height_ratios=[1.12, 1])
     axes = top.subplots(1, 6, width_ratios=[1, 5, 1, 5, 5, 5])
     _thumbnails(axes[0], run, easy)
     _profiles(axes[1], run, base, easy, rho[easy])
@@ -51,6 +51,7 @@ def draw(subject: Subject) -> tuple[Any, str]:
     for column, letter, title in ((1, "a", "ρ, easy"), (3, "b", "ρ, hard"), (4, "c", "q, hard"), (5, "d", "z, hard")):
         style.panel(axes[column], letter, title)
     top.colorbar(image, ax=axes, location="right", fraction=0.012, pad=0.008, ticks=[0, 0.5, 1])
+    top.legend(handles=_key(), loc="outside lower center", ncols=2, fontsize=8, handletextpad=0.1)
     left, right = bottom.subfigures(1, 2, width_ratios=[1, 1.55])
     count = _averages(left, base, run)
     _distributions(right, base, run, easy[0], hard[0], generator)
@@ -59,6 +60,15 @@ def draw(subject: Subject) -> tuple[Any, str]:
         "shown are those of each class whose truth the base model finds least likely. Easy: those both models are "
         "surest about, of the same classes."
     )
+
+
+def _key() -> list[Any]:
+    from matplotlib.lines import Line2D
+
+    return [
+        Line2D([], [], linestyle="", marker=mark, color=colour, fillstyle="none", markeredgewidth=1.6, label=words)
+        for mark, colour, words in (("o", style.TRUTH, "the truth"), ("x", style.RED, "softmax's wrong answer"))
+    ]
 
 
 def hardest(base: Run, limit: int) -> list[int]:
@@ -113,9 +123,8 @@ def _averages(figure: Any, base: Run, run: Run) -> int:
     """Draw the class averages of rho over the hard examples; return how many those are."""
     axes = figure.subplots()
     rho, labels = run.outputs.retain, run.outputs.labels
-    means = torch.stack(
-        [rho[base.wrong & (labels == k)].mean(0) for k in range(rho.shape[-1])]
-    )  # NaN, drawn blank, where none
+    # NaN, drawn blank, where a class has none.
+    means = torch.stack([rho[base.wrong & (labels == k)].mean(0) for k in range(rho.shape[-1])])
     image = axes.imshow(means.numpy(), cmap=style.MASKS, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
     style.class_ticks(axes, run.classes, both=True)
     axes.set(xlabel="class $k$", ylabel="true class")
@@ -145,6 +154,7 @@ def _distributions(figure: Any, base: Run, run: Run, easy: int, hard: int, gener
         style.mark_answers(panel, (truth, 1.12), (said, 1.12) if said != truth else None)
         style.class_ticks(panel, run.classes)
         panel.set(xlim=(-0.7, len(o) - 0.3), ylim=(-0.07, 1.2), yticks=[0, 0.5, 1], xlabel="class $k$")
-        style.panel(panel, "f", title)
+        panel.set_title(title, fontsize=9, loc="left")
+    style.panel(axes[0], "f", "p(y|x), easy")
     axes[0].set_ylabel("probability")
     axes[0].legend(loc="center right", fontsize=7, handletextpad=0.3)

@@ -20,6 +20,7 @@ from dropmax.errors import DataError, RunError
 from dropmax.functional import _wide
 from dropmax.heads import PAPER_OBJECTIVE, Head
 from dropmax.heads.masked import MaskedHead
+from dropmax.lab.experiments.study import flattened
 from dropmax.workbench.data import Dataset, Split
 from dropmax.workbench.data.images import centre_crop
 from dropmax.workbench.evaluation import Outputs, answer
@@ -228,12 +229,7 @@ def picture(split: Split, index: int) -> NDArray[np.uint8]:
 
 
 def _flat(recipe: Recipe) -> dict[str, Any]:
-    return {
-        f"{table}.{key}": value
-        for table, values in recipe.to_dict().items()
-        for key, value in values.items()
-        if f"{table}.{key}" not in _NOT_THE_METHOD
-    }
+    return {name: value for name, value in flattened(recipe.to_dict()).items() if name not in _NOT_THE_METHOD}
 
 
 def _label(recipe: Recipe, rivals: Sequence[Recipe]) -> str:
