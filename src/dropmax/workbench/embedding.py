@@ -117,8 +117,8 @@ def embed(source: Source, backbone: Backbone, out: Path) -> Embedded:
     check_place(out.parent)
     work = out.with_name(out.name + ".partial")
     store = _Store.open(work, len(source.items), source.key + backbone.origin.to_json())
-    verb = f"embedding {len(source.items):,} {'images' if source.kind == 'images' else 'texts'}"
-    with progress(verb, len(source.items), source.kind, done=store.done) as advance:
+    unit = "images" if source.kind == "images" else "texts"
+    with progress(f"embedding {len(source.items):,} {unit}", len(source.items), unit, done=store.done) as advance:
         for rows, batch, failed in _batches(source, backbone, store.done):
             good = [row for row in rows if source.names[row] not in failed]
             features = backbone(batch) if good else None
@@ -126,7 +126,8 @@ def embed(source: Source, backbone: Backbone, out: Path) -> Embedded:
             advance(len(rows))
     kept, values = store.finish()
     if values is None:
-        raise DataError(f"none of the {len(source.items):,} images could be read")
+        first = next(iter(store.failed.values()))
+        raise DataError(f"none of the {len(source.items):,} images could be read; the first: {first}")
     _write(out, source, backbone, kept, values)
     shutil.rmtree(work)
     return Embedded(out, len(kept), {**dict.fromkeys(source.left_out, "no text"), **store.failed})
