@@ -81,7 +81,12 @@ def int8(graph: Lite, images: Tensor, threads: int) -> Callable[[], Tensor]:
         whole.write_bytes(program.model_proto.SerializeToString())
         quant_pre_process(str(whole), str(whole))
         quantize_static(
-            str(whole), str(small), Photographs(), per_channel=True, activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8
+            str(whole),
+            str(small),
+            Photographs(),
+            per_channel=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
         )
         content = io.BytesIO(small.read_bytes()).getvalue()
     options = onnxruntime.SessionOptions()

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from dropmax.errors import DataError, InvalidValue
 from dropmax.workbench.backbones import Backbone
-from dropmax.workbench.data.catalogue import cache_directory
+from dropmax.workbench.data.catalogue import cache_folder
 from dropmax.workbench.data.folders import Listing, list_folder
 from dropmax.workbench.data.images import centre_crop, content_key, decode
 from dropmax.workbench.data.tables import TextTable, read_texts
@@ -136,21 +136,12 @@ def embed(source: Source, backbone: Backbone, out: Path) -> Embedded:
 def cached_features(source: Source, backbone: Backbone) -> tuple[Path, dict[str, str]]:
     """Return the file with the features of a source, from the cache where they are there; and what was left out."""
     key = hashlib.sha256((source.key + backbone.origin.to_json()).encode()).hexdigest()[:40]
-    folder = cache_directory() / "features"
-    file, note = folder / f"{key}.npz", folder / f"{key}.json"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / f"{key}.lock"):
-            if not (file.is_file() and note.is_file()):
-                file.unlink(missing_ok=True)
-                done = embed(source, backbone, file)
-                write_atomically(note, json.dumps(done.unreadable))
-            found: dict[str, str] = json.loads(note.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(
-            f"the cache {folder} cannot be used ({error.strerror or error}): "
-            "name a directory you can write to in DROPMAX_CACHE"
-        ) from error
+    with cache_folder("features") as folder, FileLock(folder / f"{key}.lock"):
+        file, note = folder / f"{key}.npz", folder / f"{key}.json"
+        if not (file.is_file() and note.is_file()):
+            file.unlink(missing_ok=True)
+            write_atomically(note, json.dumps(embed(source, backbone, file).unreadable))
+        found: dict[str, str] = json.loads(note.read_text(encoding="utf-8"))
     return file, found
 
 

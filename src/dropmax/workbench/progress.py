@@ -91,7 +91,9 @@ def _lines(title: str, total: int | None, unit: str, done: int, seconds: float) 
             return
         printed = now
         rate = (count - first) / max(now - start, 1e-9)
-        amount = f"{count / 1e6:,.0f} MB, {rate / 1e6:.1f} MB/s" if unit == "bytes" else f"{count:,} {unit}, {rate:.3g}/s"
+        amount = (
+            f"{count / 1e6:,.0f} MB, {rate / 1e6:.1f} MB/s" if unit == "bytes" else f"{count:,} {unit}, {rate:.3g}/s"
+        )
         left = f", {100 * count / total:.0f} %, {(total - count) / rate:,.0f} s left" if total and rate else ""
         print(f"{title}: {amount}{left}{', ' * bool(note)}{note}", file=sys.stderr, flush=True)
 
