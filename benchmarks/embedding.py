@@ -12,6 +12,8 @@ import argparse
 import copy
 import io
 import json
+import shlex
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -103,6 +105,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="*", default=["float32", "bfloat16", "int8"])
     parser.add_argument("--out", type=Path, required=True, help="JSON lines; rows are appended")
     options = parser.parse_args()
+    command = shlex.join(["python", "-m", "benchmarks.embedding", *sys.argv[1:]])
     torch.set_num_threads(options.threads)
     backbone = load_backbone("efficientnet-lite0")
     assert isinstance(backbone.graph, Lite)
@@ -129,7 +132,7 @@ def main() -> None:
         }
         print(json.dumps(row), flush=True)
         with open(options.out, "a", encoding="utf-8") as stream:
-            stream.write(json.dumps({**row, "provenance": provenance(seeds=[])}) + "\n")
+            stream.write(json.dumps({**row, "provenance": provenance(command, [])}) + "\n")
 
 
 if __name__ == "__main__":
