@@ -80,7 +80,7 @@ def test_photographs_from_a_folder_to_an_answer(dropmax: Run, tmp_path: Path) ->
         "train", tmp_path / "photos", "--with", "my_features:colours", "--epochs", 20, "--out", tmp_path / "run"
     )
     assert done.returncode == 0, done.stderr
-    assert "red/broken.jpg was left out" in done.stderr
+    assert "left out red/broken.jpg: " in done.stderr
     Image.new("RGB", (300, 500), (210, 10, 30)).save(tmp_path / "new.png")
     found = dropmax("predict", tmp_path / "run", tmp_path / "new.png", "--format", "json")
     assert json.loads(found.stdout)[0]["class_1"] == "red"

@@ -26,7 +26,7 @@ from dropmax.workbench.data.tables import TextTable, read_texts
 from dropmax.workbench.files import check_place, write_atomically
 from dropmax.workbench.progress import progress
 
-__all__ = ["Embedded", "Source", "cached_features", "embed", "find_source", "image_for", "image_source", "text_source"]
+__all__ = ["Embedded", "Source", "cached_features", "embed", "find_source", "image_for", "name_some"]
 
 _BATCH = 32  # images per step; texts go in batches of 32 times as many
 _TEXTS = 1024
@@ -54,6 +54,16 @@ class Embedded:
     path: Path
     rows: int
     unreadable: dict[str, str]
+
+
+def name_some(unreadable: dict[str, str], most: int = 20) -> list[str]:
+    """Return a line for each item that was left out, and after ``most`` of them how many more there are.
+
+    >>> name_some({"owl/1.jpg": "no image", "owl/2.jpg": "no image"}, most=1)
+    ['left out owl/1.jpg: no image', 'and 1 more were left out']
+    """
+    lines = [f"left out {name}: {reason}" for name, reason in unreadable.items()]
+    return lines[:most] + [f"and {len(lines) - most:,} more were left out"] * (len(lines) > most)
 
 
 def find_source(
