@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import copy
-import io
+import importlib
 import json
 import shlex
 import sys
@@ -57,19 +57,20 @@ def bfloat16(graph: Lite, images: Tensor) -> Callable[[], Tensor]:
 
 
 def int8(graph: Lite, images: Tensor, threads: int) -> Callable[[], Tensor]:
-    import onnxruntime
-    from onnxruntime.quantization import CalibrationDataReader, QuantType, quant_pre_process, quantize_static
+    onnxruntime: Any = importlib.import_module("onnxruntime")  # it has no types
+    tools: Any = importlib.import_module("onnxruntime.quantization")
 
-    class Photographs(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has no types
+    class Photographs(tools.CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
-            self.left = list(pixels.split(8))
+            self.left = [pixels[start : start + 8] for start in range(0, BATCH, 8)]
 
         def get_next(self) -> dict[str, Any] | None:
             return {"pixels": self.left.pop().numpy()} if self.left else None
 
     class Net(torch.nn.Module):
         def forward(self, pixels: Tensor) -> Tensor:
-            return plain.features(pixels)
+            features: Tensor = plain.features(pixels)
+            return features
 
     plain = copy.deepcopy(graph).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     pixels = images.float() / 255
@@ -81,16 +82,16 @@ def int8(graph: Lite, images: Tensor, threads: int) -> Callable[[], Tensor]:
         )
         assert program is not None
         whole.write_bytes(program.model_proto.SerializeToString())
-        quant_pre_process(str(whole), str(whole))
-        quantize_static(
+        tools.quant_pre_process(str(whole), str(whole))
+        tools.quantize_static(
             str(whole),
             str(small),
             Photographs(),
             per_channel=True,
-            activation_type=QuantType.QUInt8,
-            weight_type=QuantType.QInt8,
+            activation_type=tools.QuantType.QUInt8,
+            weight_type=tools.QuantType.QInt8,
         )
-        content = io.BytesIO(small.read_bytes()).getvalue()
+        content = small.read_bytes()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
