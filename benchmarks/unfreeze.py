@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -88,12 +90,13 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="of the recipe")
     parser.add_argument("--out", type=Path, required=True, help="JSON lines; rows are appended")
     options = parser.parse_args()
+    command = shlex.join(["python", "-m", "benchmarks.unfreeze", *sys.argv[1:]])
     torch.set_num_threads(1)
     more = {name: json.loads(value) for name, _, value in (text.partition("=") for text in options.set)}
     with tempfile.TemporaryDirectory() as place:
         folder = birds(Path(place, "birds"), options.first, options.classes, options.rows)
         for seed in range(options.seeds):
-            about = provenance(seeds=[seed])
+            about = provenance(command, [seed])
             for method in options.methods:
                 row = run(folder, method, seed, options.size, more)
                 print(json.dumps(row), flush=True)

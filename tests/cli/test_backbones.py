@@ -55,13 +55,19 @@ def test_sentences_from_a_table_to_an_answer(dropmax: Run, tmp_path: Path) -> No
     assert [row["class_1"] for row in json.loads(told.stdout)] == list(TOPICS) * 2
 
 
-def test_a_text_with_nothing_in_it(dropmax: Run, tmp_path: Path) -> None:
+def test_texts_that_are_empty_or_longer_than_a_file_name(dropmax: Run, tmp_path: Path) -> None:
     table = write_texts(tmp_path / "intents.csv", 5)
-    options = ("--text", "utterance", "--label-column", "intent", "--with", "my_features:lengths", "--epochs", 1)
-    dropmax("train", table, *options, "--out", tmp_path / "run")
+    options = ("--text", "utterance", "--label", "intent", "--with", "my_features:lengths", "--epochs", 1)
+    assert dropmax("train", table, *options, "--out", tmp_path / "run").returncode == 0
     done = dropmax("predict", tmp_path / "run", "  ")
-    assert done.returncode != 0
+    assert done.returncode == 2
     assert "nothing in the text" in done.stderr
+    missing = dropmax("predict", tmp_path / "run", tmp_path / "misspelt.csv")
+    assert missing.returncode == 2
+    assert "misspelt.csv does not exist" in missing.stderr
+    told = dropmax("predict", tmp_path / "run", "a" * 100_000, "Ωμέγα と 漢字", "--format", "json")
+    assert told.returncode == 0, told.stderr
+    assert [len(row["input"]) for row in json.loads(told.stdout)] == [100_000, 10]
 
 
 def test_photographs_from_a_folder_to_an_answer(dropmax: Run, tmp_path: Path) -> None:
@@ -74,7 +80,7 @@ def test_photographs_from_a_folder_to_an_answer(dropmax: Run, tmp_path: Path) ->
         "train", tmp_path / "photos", "--with", "my_features:colours", "--epochs", 20, "--out", tmp_path / "run"
     )
     assert done.returncode == 0, done.stderr
-    assert "red/broken.jpg was left out" in done.stderr
+    assert "left out red/broken.jpg: " in done.stderr
     Image.new("RGB", (300, 500), (210, 10, 30)).save(tmp_path / "new.png")
     found = dropmax("predict", tmp_path / "run", tmp_path / "new.png", "--format", "json")
     assert json.loads(found.stdout)[0]["class_1"] == "red"
@@ -132,6 +138,7 @@ def test_a_class_of_one_row_is_trained_on_and_a_folder_is_no_sentence(dropmax: R
     options = ("--text", "utterance", "--label-column", "intent", "--with", "my_features:lengths", "--epochs", 2)
     done = dropmax("train", table, *options, "--out", tmp_path / "run")
     assert done.returncode == 0, done.stderr
+    assert "only one row each, so trained on and never tested: rare" in done.stderr
     assert dropmax("predict", tmp_path / "run", "app", "--format", "json").returncode == 0
     refused = dropmax("predict", tmp_path / "run", tmp_path)
     assert refused.returncode == 2

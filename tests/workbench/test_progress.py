@@ -9,7 +9,8 @@ from dropmax.workbench.progress import progress
 
 
 @pytest.mark.parametrize(
-    ("unit", "expected"), [("bytes", r"3 MB, .* MB/s, 75 %, .* s left"), ("images", "3,000,000 images, 75 %")]
+    ("unit", "expected"),
+    [("bytes", r"3 MB, .* MB/s, 75 %, .* s left"), ("images", r"3,000,000 images, .*/s, 75 %, .* s left")],
 )
 def test_lines_where_there_is_no_terminal(
     unit: str, expected: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

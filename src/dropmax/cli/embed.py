@@ -13,8 +13,6 @@ from dropmax.cli.options import AsJson, Threads, use_threads
 from dropmax.errors import InvalidValue
 from dropmax.workbench.terminal import printable
 
-_SHOWN = 20
-
 
 def embed(
     source: Annotated[
@@ -24,7 +22,8 @@ def embed(
         str,
         typer.Option(
             "--with",
-            help="efficientnet-lite0, -lite1, -lite2, wordllama, timm:NAME, hf:NAME, or package.module:function.",
+            help="efficientnet-lite0, -lite1, -lite2, wordllama, universal-sentence-encoder, timm:NAME, hf:NAME, "
+            "or package.module:function.",
         ),
     ],
     out: Annotated[Path, typer.Option(help="The .npz file to write; it must not exist.")],
@@ -47,7 +46,7 @@ def embed(
         raise InvalidValue(f"{out} exists: choose another file with --out, or delete it first")
     from dropmax.workbench.backbones import load_backbone
     from dropmax.workbench.embedding import embed as run
-    from dropmax.workbench.embedding import find_source
+    from dropmax.workbench.embedding import find_source, name_some
 
     use_threads(threads)
     found = find_source(source, text=text, label=label, id_column=id_column, split_column=split_column)
@@ -55,9 +54,7 @@ def embed(
     if as_json:
         print(json.dumps({"out": str(done.path), "rows": done.rows, "unreadable": done.unreadable}))
         return
-    for name, reason in list(done.unreadable.items())[:_SHOWN]:
-        print(printable(f"left out {name}: {reason}"), file=sys.stderr)
-    if len(done.unreadable) > _SHOWN:
-        print(f"and {len(done.unreadable) - _SHOWN:,} more; --json lists all", file=sys.stderr)
+    for line in name_some(done.unreadable):
+        print(printable(line), file=sys.stderr)
     left_out = f", {len(done.unreadable):,} left out" if done.unreadable else ""
     print(printable(f"{done.rows:,} rows of features are in {done.path}{left_out}. Next: dropmax train {done.path}"))

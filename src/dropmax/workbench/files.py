@@ -14,7 +14,7 @@ from filelock import lock_descriptor
 
 from dropmax.errors import RunError
 
-__all__ = ["CannotWrite", "check_place", "lock", "make_directory", "parse_json", "write_atomically"]
+__all__ = ["CannotWrite", "check_place", "lock", "make_directory", "parse_json", "read_json", "write_atomically"]
 
 
 class CannotWrite(RunError):
@@ -94,6 +94,23 @@ def parse_json(text: str) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file, empty where there is no file; a RunError says what is wrong with it.
+
+    >>> read_json(Path("no-such-file.json"))
+    {}
+    """
+    try:
+        found = parse_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} is damaged: {error}") from error
+    if not isinstance(found, dict):
+        raise RunError(f"{path} is damaged: it holds {found!r:.60}, not a table")
+    return found
 
 
 def _temporary(path: Path) -> tuple[int, str]:

@@ -114,7 +114,7 @@ def draw_figure(path: Path, trained: TrainedModel, found: Measured) -> bool:
     except MissingDependency:
         return False
     names = [style.plain(name) for name in trained.classes]
-    meaning = "mean ρ of the rival" if _attends(trained) else "mean probability of the rival"
+    meaning = _meaning(trained)
     if len(names) <= _MOST_CLASSES:
         side = 2.2 + 0.3 * len(names)
         figure, axes = plt.subplots(figsize=(side + 1.0, side))

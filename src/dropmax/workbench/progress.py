@@ -58,13 +58,19 @@ def _bar(title: str, total: int | None, unit: str, done: int) -> Iterator[Advanc
         MofNCompleteColumn,
         Progress,
         ProgressColumn,
+        Task,
         TextColumn,
         TimeRemainingColumn,
         TransferSpeedColumn,
     )
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(f"{unit}, {task.speed:.3g}/s" if task.speed else unit)
 
     amount: list[ProgressColumn] = (
-        [DownloadColumn(), TransferSpeedColumn()] if unit == "bytes" else [MofNCompleteColumn(), TextColumn(unit)]
+        [DownloadColumn(), TransferSpeedColumn()] if unit == "bytes" else [MofNCompleteColumn(), Rate()]
     )
     columns: list[ProgressColumn] = [TextColumn("{task.description}", markup=False), BarColumn(20), *amount]
     columns += [TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False)]
@@ -85,7 +91,9 @@ def _lines(title: str, total: int | None, unit: str, done: int, seconds: float) 
             return
         printed = now
         rate = (count - first) / max(now - start, 1e-9)
-        amount = f"{count / 1e6:,.0f} MB, {rate / 1e6:.1f} MB/s" if unit == "bytes" else f"{count:,} {unit}"
+        amount = (
+            f"{count / 1e6:,.0f} MB, {rate / 1e6:.1f} MB/s" if unit == "bytes" else f"{count:,} {unit}, {rate:.3g}/s"
+        )
         left = f", {100 * count / total:.0f} %, {(total - count) / rate:,.0f} s left" if total and rate else ""
         print(f"{title}: {amount}{left}{', ' * bool(note)}{note}", file=sys.stderr, flush=True)
 

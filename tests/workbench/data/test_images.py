@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dropmax.errors import DataError, InvalidValue
+from dropmax.errors import DataError
 from dropmax.workbench.data import images
-from dropmax.workbench.data.images import decode, decoded, stored_size
+from dropmax.workbench.data.images import decode, decoded
 from tests.workbench.data.layouts import picture
 
 
@@ -181,10 +181,3 @@ def test_an_unusable_cache_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(images.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10})())
     with pytest.raises(DataError, match=r"needs 0 MB .*where 0 MB are free"):
         decoded(files, tmp_path / "set", 8)
-
-
-def test_stored_sizes() -> None:
-    assert [stored_size(size) for size in (64, 32, 224)] == [72, 36, 252]
-    for size in (0, 5000):
-        with pytest.raises(InvalidValue, match="image_size must be 8 to 2048"):
-            stored_size(size)

@@ -93,23 +93,6 @@ def test_every_name_makes_a_network_that_fits_its_out_features(name: str) -> Non
         assert network(torch.zeros(1, 3, 32, 32)).shape == (1, network.out_features)
 
 
-def test_the_names_are_the_promised_ones() -> None:
-    assert list(NETWORKS) == [
-        "tutorial-cnn",
-        "lenet",
-        "cifar-resnet",
-        "resnet18",
-        "resnet34",
-        "resnet18-cifar",
-        "resnet34-cifar",
-        "small-cnn",
-        "mlp",
-        "efficientnet-lite0",
-        "efficientnet-lite1",
-        "efficientnet-lite2",
-    ]
-
-
 def test_options_reach_the_network() -> None:
     assert make_network("mlp", [8, 8], hidden=[5]).out_features == 5
     assert make_network("cifar-resnet", (3, 32, 32), depth=8, widths=(4, 4, 9)).out_features == 9

@@ -307,5 +307,5 @@ def test_a_missing_log_is_known_before_anything_is_made(tmp_path: Path, monkeypa
 def test_a_plain_class_is_a_callback() -> None:
     watcher: Callback = Recorder()
     several = Callbacks([watcher])
-    several.end(None)
+    several.tell("end", None)
     assert watcher.calls == [("end", None)]  # type: ignore[attr-defined]

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from dropmax import metrics
-from dropmax.errors import DropMaxError, InvalidValue, MissingDependency, RunError
+from dropmax.errors import DropMaxError, InvalidValue, RunError
 from dropmax.workbench.evaluation import predict
 from dropmax.workbench.recipes import Recipe, load_recipe
 from dropmax.workbench.training import RunDirectory, load_data, load_model, resume, train
@@ -451,14 +451,6 @@ def test_a_device_that_is_not_there(tmp_path: Path) -> None:
     if not torch.cuda.is_available():
         with pytest.raises(DropMaxError, match="the device 'cuda' cannot be used here"):
             train(small(), tmp_path / "run", device="cuda", quiet=True)
-
-
-def test_tensorboard_is_written_or_its_extra_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train(small(training__epochs=1), tmp_path / "run", tensorboard=True, quiet=True)
-    assert list((tmp_path / "run" / "tensorboard").iterdir())
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(MissingDependency, match=r"dropmax\[tensorboard\]"):
-        train(small(training__epochs=1), tmp_path / "other", tensorboard=True, quiet=True)
 
 
 def test_a_device_that_is_not_there_is_named_and_the_model_not_called_damaged(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from dropmax.errors import DataError, InvalidValue
 from dropmax.imports import load_module
+from dropmax.workbench.data.npz import check_inputs
 from dropmax.workbench.data.splits import Part, Parts
 
 __all__ = ["import_data", "is_function", "read_function"]
@@ -83,15 +84,9 @@ def _part(key: str, pair: Any) -> Part:
     inputs, labels = (np.asarray(value) for value in pair)
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or not len(labels) or int(labels.min()) < 0:
         raise DataError(f"the labels of {key} must be integers from 0, one per row")
-    if inputs.ndim not in (2, 4) or inputs.dtype.kind not in "fiu" or len(inputs) != len(labels):
+    if inputs.ndim not in (2, 4) or len(inputs) != len(labels):
         raise DataError(
             f"the inputs of {key} must be numbers of shape (n, features), or images of shape (n, channels, height, "
             f"width), one row per label; got {inputs.dtype} of shape {inputs.shape} for {len(labels)} labels"
         )
-    if inputs.ndim == 4 and inputs.dtype != np.uint8:
-        raise DataError(f"images must be uint8, got {inputs.dtype}")
-    if inputs.ndim == 2:
-        inputs = inputs.astype(np.float32)
-        if not np.isfinite(inputs).all():
-            raise DataError(f"the inputs of {key} hold numbers that are not finite")
-    return Part(inputs, labels.astype(np.int64))
+    return Part(check_inputs("its result", f"inputs of {key}", inputs), labels.astype(np.int64))

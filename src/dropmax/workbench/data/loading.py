@@ -162,16 +162,14 @@ def _read_features(path: Path, options: _Own) -> Parts:
     """Read the features a pretrained network has for a folder or table, computing them where the cache has none."""
     from dropmax.workbench.backbones import load_backbone
     from dropmax.workbench.data.npz import read_npz
-    from dropmax.workbench.embedding import cached_features, find_source
+    from dropmax.workbench.embedding import cached_features, find_source, name_some
 
     source = find_source(
         path, text=options.text_column, label=options.label_column or "label", id_column=options.id_column
     )
     file, left_out = cached_features(source, load_backbone(options.backbone or "", source.kind))
     parts = read_npz(file)
-    notes = [f"{name} was left out: {reason}" for name, reason in left_out.items()]
-    shown = [*notes[:20], *([f"and {len(notes) - 20:,} more were left out"] if len(notes) > 20 else [])]
-    return dataclasses.replace(parts, notes=(*parts.notes, *shown))
+    return dataclasses.replace(parts, notes=(*parts.notes, *name_some(left_out)))
 
 
 def _with_test(name: str, parts: Parts, path: Path, options: _Own) -> Parts:

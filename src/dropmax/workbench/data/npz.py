@@ -15,7 +15,7 @@ from dropmax.workbench.data.dataset import spell
 from dropmax.workbench.data.labels import as_labels, encode, refuse_bomb
 from dropmax.workbench.data.splits import Part, Parts
 
-__all__ = ["NpzRows", "read_npz", "read_npz_rows"]
+__all__ = ["NpzRows", "check_inputs", "read_npz", "read_npz_rows"]
 
 _Arrays = dict[str, NDArray[Any]]
 _DEFLATE_LIMIT = 1032  # no deflate stream expands by more, so a header promising more is lying
@@ -101,7 +101,7 @@ def read_npz_rows(path: Path, *, labelled: bool = True) -> NpzRows:
             classes, encoded = encode(path, {name: labels}, arrays["classes"])
             labels = np.array(classes)[encoded[name]]
     else:
-        values = _inputs(path, name, arrays[name])
+        values = check_inputs(path, name, arrays[name])
     split = arrays.get("split", np.empty(0, str))
     outside = np.flatnonzero(split == "outside") if split.dtype.kind == "U" else np.empty(0, int)
     return NpzRows(values, labels, _origin(path, arrays), outside)
@@ -117,7 +117,7 @@ def _pair(path: Path, name: str, arrays: _Arrays) -> tuple[NDArray[Any], NDArray
     for present, absent in ((name, label_name), (label_name, name)):
         if absent not in arrays:
             raise DataError(f"{path} has the array {present!r} but not {absent!r}")
-    inputs, labels = _inputs(path, name, arrays[name]), as_labels(path, label_name, arrays[label_name])
+    inputs, labels = check_inputs(path, name, arrays[name]), as_labels(path, label_name, arrays[label_name])
     if len(inputs) != len(labels):
         raise DataError(f"{path}: {name} has {len(inputs):,} rows, but {label_name} has {len(labels):,}")
     return inputs, labels
@@ -217,7 +217,8 @@ def _check_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -
             raise DataError(f"{path}: the header of {info.filename} does not fit its size")
 
 
-def _inputs(path: Path, name: str, values: NDArray[Any]) -> NDArray[Any]:
+def check_inputs(path: Path | str, name: str, values: NDArray[Any]) -> NDArray[Any]:
+    """Return features as float32, and images as uint8 (N, C, H, W); refuse anything else."""
     if values.size == 0:
         raise DataError(f"{path}: {name} is empty")
     if values.ndim == 2:

@@ -82,6 +82,7 @@ def assemble(
     train, validation, test = parts.train, parts.validation, parts.test
     origin = np.arange(len(train))  # where each training row was in the file
     held_out: list[HeldOut] = []
+    notes: tuple[str, ...] = ()
 
     def note(part: str, rule: str, rows: list[int]) -> None:
         named = rows if parts.names is None else [parts.names[row] for row in rows]
@@ -90,6 +91,8 @@ def assemble(
     if test is None:
         kept, held = hold_out(train.labels, max(1, round(TEST_SHARE * len(train))), TEST_SEED)
         note("test", f"{100 * TEST_SHARE:.0f} % of each class, the same rows for every seed", held.tolist())
+        lone = [parts.classes[k] for k in np.flatnonzero(np.bincount(train.labels) == 1)]
+        notes = (f"only one row each, so trained on and never tested: {spell(lone)}",) if lone else ()
         train, test, origin = train.rows(kept), train.rows(held), origin[kept]
     if validation is None:
         size, share = round(VALIDATION_SHARE * len(train)), f"{100 * VALIDATION_SHARE:.0f} % of what is left"
@@ -109,7 +112,7 @@ def assemble(
     trained, validated, tested = (_split(part, parts.crop) for part in (train, validation, test))
     return Dataset(
         name, trained, validated, tested, parts.classes, mean, std, parts.coarse, parts.coarse_classes,
-        parts.notes, parts.columns, parts.origin, tuple(held_out),
+        (*parts.notes, *notes), parts.columns, parts.origin, tuple(held_out),
         None if parts.outside is None else torch.from_numpy(parts.outside),
     )  # fmt: skip
 

@@ -138,6 +138,8 @@ def read_texts(
     for purpose, name in wanted.items():
         if name is not None:
             _check_column(table, purpose, name)
+            if purpose != "texts" and name == text_column:
+                raise DataError(f"{path}: the column {name!r} cannot hold both the texts and the {purpose}")
             columns[purpose] = table.cells(name)
     ids = columns.get("identifiers", [""] * len(columns["texts"]))
     called = [_plain(cell) or f"row {number}" for number, cell in enumerate(ids, 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,9 @@ from dropmax.workbench.data.images import SUFFIXES, as_input, open_image, square
 from dropmax.workbench.data.labels import encode_as
 from dropmax.workbench.data.npz import read_npz_rows
 from dropmax.workbench.data.splits import Part
-from dropmax.workbench.data.tables import read_rows, read_texts
+from dropmax.workbench.data.tables import TEXT_SUFFIXES, read_rows, read_texts
 
-__all__ = ["Expected", "Unlike", "find_inputs", "read_inputs", "read_labelled", "read_outside"]
+__all__ = ["Expected", "Unlike", "find_inputs", "is_sentence", "read_inputs", "read_labelled", "read_outside"]
 
 TABLES = (".npz", ".csv", ".parquet")
 _BATCH = 256
@@ -47,6 +48,17 @@ class Expected:
     digits: bool = False  #: prepare image files as MNIST's digits were, see :mod:`dropmax.workbench.data.handwriting`
     origin: str = ""  #: the backbone that images or texts go through first, see ``backbones.Origin``
     text_column: str = ""  #: of tables of texts
+
+
+def is_sentence(given: Path) -> bool:
+    """Say whether what was typed is a sentence: neither a file nor the name of a table, perhaps misspelt.
+
+    >>> is_sentence(Path("where is my card?")), is_sentence(Path("intents.csv"))
+    (True, False)
+    """
+    if os.path.exists(given):  # not Path.exists, which raises where a sentence is longer than a name may be
+        return False
+    return " " in str(given) or given.suffix.lower() not in (*TEXT_SUFFIXES, ".npz")
 
 
 def find_inputs(paths: Sequence[Path]) -> list[Path]:

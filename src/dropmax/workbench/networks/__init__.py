@@ -9,13 +9,12 @@ Each is an ``nn.Module`` whose ``out_features`` is the length of h.
 
 from __future__ import annotations
 
-from dropmax.workbench.networks.lenet import LeNet
 from dropmax.workbench.networks.mlp import MLP
+from dropmax.workbench.networks.mnist import LeNet, TutorialCNN
 from dropmax.workbench.networks.pretrained import Pretrained
 from dropmax.workbench.networks.registry import NETWORKS, NetworkSpec, feature_size, make_network
 from dropmax.workbench.networks.resnet import BasicBlock, CifarResNet, ResNet
 from dropmax.workbench.networks.small_cnn import SmallCNN
-from dropmax.workbench.networks.tutorial_cnn import TutorialCNN
 
 __all__ = [
     "MLP",

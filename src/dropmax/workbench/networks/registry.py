@@ -14,13 +14,12 @@ from torch import nn
 from dropmax.errors import InvalidType, InvalidValue, first_line, unknown
 from dropmax.imports import import_class
 from dropmax.workbench.backbones import LITE_SIZES
-from dropmax.workbench.networks.lenet import LeNet
 from dropmax.workbench.networks.mlp import MLP
+from dropmax.workbench.networks.mnist import LeNet, TutorialCNN
 from dropmax.workbench.networks.pretrained import Pretrained
 from dropmax.workbench.networks.resnet import CifarResNet, ResNet
 from dropmax.workbench.networks.shapes import check_input_shape
 from dropmax.workbench.networks.small_cnn import SmallCNN
-from dropmax.workbench.networks.tutorial_cnn import TutorialCNN
 
 __all__ = ["NETWORKS", "NetworkSpec", "feature_size", "make_network"]
 

@@ -11,11 +11,12 @@ import copy
 import dataclasses
 import functools
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 from dropmax.errors import InvalidType, InvalidValue, unknown
 from dropmax.imports import locate
@@ -40,8 +41,35 @@ __all__ = [
 ]
 
 
-#: What a head's weights may start from (:func:`dropmax.workbench.networks.initialise.initialise_head`).
-HEAD_INITS = ("default", "glorot", "truncated-normal")
+@dataclasses.dataclass(frozen=True)
+class _Limits:
+    """What a value may be, beside its type in ``Annotated``."""
+
+    least: int | None = None
+    positive: bool | None = None  #: finite, and above 0 or not below it
+    choices: tuple[str, ...] = ()
+
+    def check(self, source: str, name: str, value: Any) -> None:
+        """Refuse a value that could only fail later, or worse, succeed."""
+        for item in value if isinstance(value, tuple) else (value,):
+            if self.choices and item not in self.choices:
+                raise InvalidValue(f"{source}: {unknown(name, item, self.choices)}")
+        if self.least is not None and value < self.least:
+            raise InvalidValue(f"{source}: {name} must be at least {self.least}, got {value}")
+        if self.positive is not None and not (0 < value < math.inf or (value == 0 and not self.positive)):
+            raise InvalidValue(
+                f"{source}: {name} must be finite and {'above' if self.positive else 'not below'} 0, got {value}"
+            )
+
+
+_Count = Annotated[int, _Limits(least=1)]
+_Size = Annotated[int, _Limits(least=0)]
+_Positive = Annotated[float, _Limits(positive=True)]
+_NotNegative = Annotated[float, _Limits(positive=False)]
+
+
+def _one_of(*choices: str) -> Any:
+    return _Limits(choices=choices)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,11 +77,13 @@ class DataOptions:
     """``[data]``: what to learn from."""
 
     name: str  #: a known data set, or the path of a folder or file
-    augment: str = "none"  #: "none", "crop-flip" or "resize-crop-flip"
+    augment: Annotated[str, _one_of("none", "crop-flip", "resize-crop-flip")] = "none"
     standardise: bool = True  #: whether to give each channel mean 0 and deviation 1; otherwise pixels are in [0, 1]
-    image_size: int = 0  #: side of the images for data sets of differing sizes; 0 takes the data set's default
-    train_size: int = 0  #: use this many training examples; 0 means all
-    validation_size: int = -1  #: hold this many out; 0 means none, -1 takes the data set's default
+    image_size: _Size = 0  #: side of the images for data sets of differing sizes; 0 takes the data set's default
+    train_size: _Size = 0  #: use this many training examples; 0 means all
+    validation_size: Annotated[
+        int, _Limits(least=-1)
+    ] = -1  #: hold this many out; 0 means none, -1 takes the data set's default
     label_column: str = ""  #: of .csv and .parquet tables; "label" by default
     id_column: str = ""  #: of these tables: names the rows, and is no feature
     test: str = ""  #: path of a second folder or file with the test part; for data of your own
@@ -69,37 +99,38 @@ class TrainingOptions:
     1e-05
     """
 
-    epochs: int = 100
-    batch_size: int = 128
-    optimizer: str = "adam"  #: "adam" (weight decay as an L2 penalty), "adamw" or "sgd"
-    learning_rate: float = 1e-3
-    momentum: float = 0.9  #: of sgd
-    schedule: str = "step"  #: "step" or "cosine"
+    epochs: _Count = 100
+    batch_size: _Count = 128
+    #: "adam" has weight decay as an L2 penalty
+    optimizer: Annotated[str, _one_of("adam", "adamw", "sgd")] = "adam"
+    learning_rate: _Positive = 1e-3
+    momentum: _NotNegative = 0.9  #: of sgd
+    schedule: Annotated[str, _one_of("step", "cosine")] = "step"
     milestones: tuple[float, ...] = ()  #: shares of the epochs after which the rate is multiplied by decay_factor
-    decay_factor: float = 0.1
-    weight_decay: float = 0.0
-    decay_exempt: tuple[str, ...] = ("theta",)  #: parameter groups of the head without weight decay
+    decay_factor: _Positive = 0.1
+    weight_decay: _NotNegative = 0.0
+    #: parameter groups of the head without weight decay
+    decay_exempt: Annotated[tuple[str, ...], _one_of("psi", "theta", "phi")] = ("theta",)
     decay_biases: bool = True  #: whether weight decay is also of biases and batch norms
-    mixup: float = 0.0  #: both parameters of the Beta distribution that mixes pairs of inputs; 0 mixes none
-    head_init: str = "default"  #: weights the head starts from: "default", "glorot" or "truncated-normal"
-    clip_norm: float = 0.0  #: largest norm of the gradient; 0 means no clipping
-    precision: str = "float32"  #: "float32", or autocast to "bfloat16" or "float16"
+    mixup: _NotNegative = 0.0  #: both parameters of the Beta distribution that mixes pairs of inputs; 0 mixes none
+    #: weights the head starts from (:func:`dropmax.workbench.networks.initialise.initialise_head`)
+    head_init: Annotated[str, _one_of("default", "glorot", "truncated-normal")] = "default"
+    clip_norm: _NotNegative = 0.0  #: largest norm of the gradient; 0 means no clipping
+    #: the last two are autocast
+    precision: Annotated[str, _one_of("float32", "bfloat16", "float16")] = "float32"
     channels_last: bool = False
     compile: bool = False
-    validate_every: int = 1  #: epochs between measurements on the validation set
+    validate_every: _Count = 1  #: epochs between measurements on the validation set
     calibrate: bool = True  #: whether to fit temperatures on the validation set at the end
-    patience: int = (
-        0  #: end after so many epochs without a lower validation NLL, keep the best epoch; 0 trains them all
-    )
-    pretrained_rate: float = 0.1  #: share of the learning rate for unfrozen blocks of a pretrained network
+    #: end after so many epochs without a lower validation NLL, and keep the best epoch; 0 trains them all
+    patience: _Size = 0
+    pretrained_rate: _Positive = 0.1  #: share of the learning rate for unfrozen blocks of a pretrained network
     refit: bool = False  #: whether to train once more at the end, on training and validation rows together
-    checkpoint_seconds: float = 20.0  #: least time between checkpoints; the last epoch always makes one
-    seed: int = 0
+    checkpoint_seconds: _NotNegative = 20.0  #: least time between checkpoints; the last epoch always makes one
+    seed: _Size = 0
 
     def learning_rate_at(self, epoch: int) -> float:
         """Return the learning rate of an epoch, counted from 0."""
-        import math
-
         if self.schedule == "cosine":
             return self.learning_rate * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
         passed = sum(epoch >= round(share * self.epochs) for share in self.milestones)
@@ -352,7 +383,11 @@ def recipe_from_dict(tables: Mapping[str, Any], source: str) -> Recipe:
             if not (key.isidentifier() and key.isascii()):
                 raise InvalidValue(f"{source}: {table}.{key!r} is not the name of an option")
             _refuse_strange(value, f"{source}: {table}.{key}")
-    _check(recipe, source)
+    shares = recipe.training.milestones
+    if any(not 0 < share < 1 for share in shares):
+        raise InvalidValue(
+            f"{source}: training.milestones are shares of the epochs between 0 and 1, got {list(shares)}"
+        )
     return recipe
 
 
@@ -369,12 +404,16 @@ def _refuse_strange(value: Any, where: str) -> None:
 
 
 def _fill(cls: type[Any], values: Mapping[str, Any], table: str, source: str) -> Any:
-    hints = get_type_hints(cls)
+    hints = get_type_hints(cls, include_extras=True)
     filled = {}
     for key, value in values.items():
         if key not in hints:
             raise InvalidValue(f"{source}: {unknown(f'key of [{table}]', key, hints)}")
-        filled[key] = _coerce(hints[key], value, f"{source}: {table}.{key}")
+        limits: _Limits | None = next(iter(getattr(hints[key], "__metadata__", ())), None)
+        kind = hints[key] if limits is None else get_args(hints[key])[0]
+        filled[key] = _coerce(kind, value, f"{source}: {table}.{key}")
+        if limits is not None:
+            limits.check(source, f"{table}.{key}", filled[key])
     return cls(**filled)
 
 
@@ -390,52 +429,6 @@ def _coerce(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise InvalidType(f"{where} must be a list, got {value!r}")
     return tuple(_coerce(item, element, where) for element in value)
-
-
-def _check(recipe: Recipe, source: str) -> None:
-    """Refuse values that could only fail later, or worse, succeed."""
-    training, data = recipe.training, recipe.data
-    choices = [
-        ("data.augment", data.augment, ("none", "crop-flip", "resize-crop-flip")),
-        ("training.optimizer", training.optimizer, ("adam", "adamw", "sgd")),
-        ("training.schedule", training.schedule, ("step", "cosine")),
-        ("training.precision", training.precision, ("float32", "bfloat16", "float16")),
-        ("training.head_init", training.head_init, HEAD_INITS),
-        *(("training.decay_exempt", group, ("psi", "theta", "phi")) for group in training.decay_exempt),
-    ]
-    for name, value, valid in choices:
-        if value not in valid:
-            raise InvalidValue(f"{source}: {unknown(name, value, valid)}")
-    for name, number, least in [
-        ("training.epochs", training.epochs, 1),
-        ("training.batch_size", training.batch_size, 1),
-        ("training.validate_every", training.validate_every, 1),
-        ("training.patience", training.patience, 0),
-        ("training.seed", training.seed, 0),
-        ("data.image_size", data.image_size, 0),
-        ("data.train_size", data.train_size, 0),
-        ("data.validation_size", data.validation_size, -1),
-    ]:
-        if number < least:
-            raise InvalidValue(f"{source}: {name} must be at least {least}, got {number}")
-    for name, amount, above in [
-        ("training.learning_rate", training.learning_rate, True),
-        ("training.decay_factor", training.decay_factor, True),
-        ("training.pretrained_rate", training.pretrained_rate, True),
-        ("training.weight_decay", training.weight_decay, False),
-        ("training.momentum", training.momentum, False),
-        ("training.clip_norm", training.clip_norm, False),
-        ("training.mixup", training.mixup, False),
-        ("training.checkpoint_seconds", training.checkpoint_seconds, False),
-    ]:
-        if not (0 < amount < float("inf") or (not above and amount == 0)):
-            raise InvalidValue(
-                f"{source}: {name} must be finite and {'above' if above else 'not below'} 0, got {amount}"
-            )
-    if any(not 0 < share < 1 for share in training.milestones):
-        raise InvalidValue(
-            f"{source}: training.milestones are shares of the epochs between 0 and 1, got {list(training.milestones)}"
-        )
 
 
 def _toml(value: Any) -> str:

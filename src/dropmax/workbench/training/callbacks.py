@@ -67,7 +67,7 @@ class Callbacks:
     ...     def epoch(self, row):
     ...         raise OSError("disc full")
     >>> several = Callbacks([Broken()])
-    >>> several.epoch({"epoch": 1})  # warns on standard error, once
+    >>> several.tell("epoch", {"epoch": 1})  # warns on standard error, once
     >>> several.active
     []
     """
@@ -80,24 +80,8 @@ class Callbacks:
         """Whether any of them looks at single steps: on a GPU, the loss of every step has to be waited for then."""
         return any(getattr(type(callback), "step", Callback.step) is not Callback.step for callback in self.active)
 
-    def start(self, run: Path, recipe: Recipe, environment: dict[str, Any]) -> None:
-        """Tell all that training begins."""
-        self._tell("start", run, recipe, environment)
-
-    def step(self, step: int, terms: dict[str, float]) -> None:
-        """Tell all that the optimiser has made a step."""
-        if self.want_steps:
-            self._tell("step", step, terms)
-
-    def epoch(self, row: dict[str, Any]) -> None:
-        """Tell all that an epoch has ended."""
-        self._tell("epoch", row)
-
-    def end(self, metrics: dict[str, Any] | None) -> None:
-        """Tell all that training has ended."""
-        self._tell("end", metrics)
-
-    def _tell(self, event: str, *about: Any) -> None:
+    def tell(self, event: str, *about: Any) -> None:
+        """Call the method ``event`` of :class:`Callback` on each of them."""
         for callback in tuple(self.active):
             problem = _problem(callback, event, about)
             if problem:

@@ -159,7 +159,7 @@ def fit(session: Session, run: RunDirectory, callbacks: Sequence[Callback] = (),
     quiet = quiet or not is_first
     with TrainingProgress(name, options.epochs, len(session.batches), session.steps_done, quiet=quiet) as progress:
         try:
-            watchers.start(run.path, session.recipe, run.environment())
+            watchers.tell("start", run.path, session.recipe, run.environment())
             with _signals() as stop:
                 if isinstance(session.model.net, Pretrained) and session.best is None:
                     _judge(session, 0, {})
@@ -170,7 +170,7 @@ def fit(session: Session, run: RunDirectory, callbacks: Sequence[Callback] = (),
                     session.next_epoch()
                     if is_first:
                         run.append_log(line)
-                    watchers.epoch(row)
+                    watchers.tell("epoch", row)
                     due = time.monotonic() - saved_at >= options.checkpoint_seconds
                     if is_first and (due or session.has_ended):
                         run.save_checkpoint(session.state())
@@ -199,7 +199,7 @@ def fit(session: Session, run: RunDirectory, callbacks: Sequence[Callback] = (),
                 run.path,
             ) from None
         finally:
-            watchers.end(final)
+            watchers.tell("end", final)
     if is_first:
         save_model(run.path / "model.safetensors", session.model, session.recipe, session.data)
     session.ranks.wait()
@@ -266,7 +266,8 @@ def _epoch(session: Session, watchers: Callbacks, progress: TrainingProgress, st
         if look:
             terms = dict(zip(session.names, values.tolist(), strict=True))
             progress.step(session.epoch, session.steps_done, terms)
-            watchers.step(session.steps_done, terms)
+            if watchers.want_steps:
+                watchers.tell("step", session.steps_done, terms)
         stop.check()
 
     assert session.sums is not None

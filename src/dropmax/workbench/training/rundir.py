@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from dropmax.errors import RunError, first_line
-from dropmax.workbench.files import CannotWrite, make_directory, parse_json, write_atomically
+from dropmax.workbench.files import CannotWrite, make_directory, parse_json, read_json, write_atomically
 from dropmax.workbench.recipes import Recipe, load_recipe
 
 __all__ = ["RunDirectory"]
@@ -134,16 +134,7 @@ class RunDirectory:
 
     def environment(self) -> dict[str, Any]:
         """Return the command, commit, versions and machine the run was begun with; empty where that was not kept."""
-        path = self.path / "environment.json"
-        try:
-            found = parse_json(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return {}
-        except (ValueError, OSError) as error:
-            raise RunError(f"{path} is damaged: {error}") from error
-        if not isinstance(found, dict):
-            raise RunError(f"{path} is damaged: it holds {found!r:.60}, not a table")
-        return found
+        return read_json(self.path / "environment.json")
 
     # --- checkpoints ---------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from typing import Any
 from dropmax.errors import DataError, RunError
 from dropmax.workbench.data import NAMES, Dataset, data_directory, load
 from dropmax.workbench.data.catalogue import source_of
-from dropmax.workbench.files import parse_json, write_atomically
+from dropmax.workbench.files import read_json, write_atomically
 from dropmax.workbench.recipes import Recipe
 
 __all__ = ["FILE", "balanced", "data_place", "load_data", "move_data", "remember_data", "tell_about"]
@@ -133,14 +133,9 @@ def _remembered(run: Path | str | None) -> dict[str, Any]:
         return {}
     place = Path(run)
     file = (place if place.is_dir() else place.parent) / FILE
-    try:
-        found = parse_json(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise RunError(f"{file} is damaged: {error}") from error
+    found = read_json(file)
     texts = ("path", "test", "data_dir")
-    if not isinstance(found, dict) or not all(isinstance(found.get(key, ""), str) for key in texts):
+    if not all(isinstance(found.get(key, ""), str) for key in texts):
         raise RunError(f"{file} is damaged: it does not say where the data is")
     return found
 
