@@ -247,12 +247,15 @@ def backward_walk(
     rows: Rows,
     options: Options,
     plan: Plan,
-    known: Known,
-    kept: Sequence[Tensor],
+    saved: Sequence[Tensor],
     weight: Tensor,
     needed: Sequence[bool],
 ) -> list[Tensor | None]:
-    """Return the gradients of the maps, where those of the row totals are ``weight``."""
+    """Return the gradients of the maps, where those of the row totals are ``weight``.
+
+    ``saved`` holds the gradients of each block's logits that :func:`forward_walk` kept, or else the fields of
+    :class:`Known`.
+    """
     num_classes, dtype, kinds = len(maps.o_weight), plan.dtype, plan.kinds(maps)
     drawn = () if plan.keep else draw(rows.noise, len(maps.o_inputs), num_classes, options, plan)
     work, column = plan.work(), weight.unsqueeze(-1)
@@ -260,10 +263,10 @@ def backward_walk(
     found: list[Tensor | None] = [None] * 10
     x: Block | None = None
     for number, here in enumerate(plan.blocks(num_classes)):
-        gradients: Sequence[Tensor | None] = kept[number * kinds : (number + 1) * kinds]
+        gradients: Sequence[Tensor | None] = saved[number * kinds : (number + 1) * kinds]
         if not plan.keep:
             x = _logits_of(maps, rows, plan, here, drawn, x)
-            gradients = work(x, options, known=known, gradients=True, out=_places(x, plan, kinds))[1][:kinds]
+            gradients = work(x, options, known=Known(*saved), gradients=True, out=_places(x, plan, kinds))[1][:kinds]
         for i, gradient in enumerate(gradients):
             if gradient is None:
                 continue

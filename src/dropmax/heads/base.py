@@ -22,6 +22,7 @@ from dropmax.checks import (
     check_target,
     is_exporting,
     is_transformed,
+    values_are_readable,
 )
 from dropmax.errors import InvalidType, InvalidValue
 from dropmax.functional import _wide, cross_entropy
@@ -262,13 +263,14 @@ class Head(nn.Module):
             losses = (
                 row_losses(rows, soft, noise) if self.soft_targets else expected_losses(row_losses, rows, soft, noise)
             )
-            counted = losses.total.new_ones(len(rows))
-            return self.reduced(losses, counted, counted, reduction, shape)
+            return self.reduced(losses, None, None, reduction, shape)
         labels, counts = self.check_labels(target, shape)
         losses = row_losses(rows, labels, noise)
-        counted = counts.to(losses.total.dtype)
-        weight = counted if self.class_weight is None else counted * self.class_weight.to(counted.dtype)[labels]
-        return self.reduced(losses, weight, counted, reduction, shape)
+        weight = counts
+        if self.class_weight is not None:
+            weight = self.class_weight.to(losses.total.dtype)[labels]
+            weight = weight if counts is None else weight * counts
+        return self.reduced(losses, weight, counts, reduction, shape)
 
     def update(
         self, rows: Tensor, target: Tensor, shape: torch.Size, logits: Mapping[str, Tensor] | None = None
@@ -283,7 +285,8 @@ class Head(nn.Module):
             logits = self.logits(rows) if logits is None else logits
             if not is_transformed(logits["classifier"]):
                 hard = target.argmax(-1) if target.is_floating_point() else target
-                self.observe(logits, *self.check_labels(hard, shape))
+                labels, counts = self.check_labels(hard, shape)
+                self.observe(logits, labels, torch.ones_like(labels, dtype=torch.bool) if counts is None else counts)
 
     def row_losses(self, rows: Tensor, target: Tensor, noise: Tensor | None) -> RowLosses:
         """Return the loss of each of N rows of features; noise that is None is drawn."""
@@ -312,7 +315,9 @@ class Head(nn.Module):
             raise InvalidValue(f"{type(self).__name__}.terms returned no terms")
         return RowLosses(total, tuple(terms), lambda: terms)
 
-    def reduced(self, losses: RowLosses, weight: Tensor, counts: Tensor, reduction: str, shape: torch.Size) -> Loss:
+    def reduced(
+        self, losses: RowLosses, weight: Tensor | None, counts: Tensor | None, reduction: str, shape: torch.Size
+    ) -> Loss:
         """Return :meth:`RowLosses.reduced`, and refuse a loss that is not finite."""
         loss = losses.reduced(weight, counts, reduction, shape)
         self.check_finite("the losses", loss.total)
@@ -469,10 +474,12 @@ class Head(nn.Module):
         advice = f"the features are finite, so the weights of {self.name!r} are not, or are too large for the dtype"
         return check_finite(what, x, advice)
 
-    def check_labels(self, target: Tensor, batch_shape: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return the labels (N,), with any valid one for rows that do not count, and which rows count."""
+    def check_labels(self, target: Tensor, batch_shape: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+        """Return the labels (N,), with any valid one for rows that do not count, and which count; None: all do."""
         labels = check_target(target, batch_shape, self.num_classes, self.ignore_index).reshape(-1)
         counts = labels != self.ignore_index
+        if values_are_readable(counts) and counts.all():
+            return labels, None
         return labels.masked_fill(~counts, 0), counts
 
     def check_noise(self, noise: Tensor | None, rows: Tensor, batch_shape: Sequence[int]) -> Tensor | None:

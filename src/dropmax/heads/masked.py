@@ -11,14 +11,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dropmax import exact
-from dropmax.checks import check_count, check_features, check_positive, check_probability, is_traced, is_transformed
+from dropmax.checks import (
+    check_count,
+    check_features,
+    check_positive,
+    check_probability,
+    is_traced,
+    is_transformed,
+    values_are_readable,
+)
 from dropmax.functional import _from_highest, _wide, mean_logits
 from dropmax.heads.base import Head
 from dropmax.heads.loss import RowLosses
 from dropmax.heads.options import SharedOptions
 from dropmax.linear import LowRankLinear
 from dropmax.losses import RowResults
-from dropmax.objective import LEAST_EPSILON, Options, entropy
+from dropmax.objective import GROUP_NUMBERS, LEAST_EPSILON, Options, entropy
 from dropmax.topk import BLOCK_NUMBERS, row_blocks
 from dropmax.walk import Rows
 
@@ -26,10 +34,14 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 #: Up to this many uniform numbers are drawn by one call of torch.rand; more by a hash, block by block.
-SMALL_NOISE = 2**17
+SMALL_NOISE = 2**16
 
 #: Monte Carlo works on this many numbers at once: enough to be fast, small enough for a laptop.
 _MC_BLOCK = 2**22
+
+
+#: Where rho leaves less than this of the softmax, its logarithm is taken.
+_LEAST_KEPT = 1e-3
 
 
 class MaskedHead(Head):
@@ -175,11 +187,18 @@ class MaskedHead(Head):
 
 def _mean_probabilities(o: Tensor, a: Tensor) -> Tensor:
     """Return the softmax of :func:`mean_logits`, without the digits that large logits cost."""
-    if torch.is_grad_enabled() or is_traced(o):
+    if torch.is_grad_enabled() or not values_are_readable(o):
         return mean_logits(_from_highest(o), a).softmax(-1)
-    log_rho = F.logsigmoid(a)
-    logits = _from_highest(o).add_(log_rho)
-    return torch.softmax(logits, -1, out=log_rho)  # finding memory takes as long as filling it
+    # rho softmax(o) over its sum needs no logarithm; a few rows at a time, which stay in the cache.
+    found = torch.empty_like(o)
+    parts = [x.reshape(-1, x.shape[-1]).split(max(1, GROUP_NUMBERS // x.shape[-1])) for x in (o, a, found)]
+    for some_o, some_a, out in zip(*parts, strict=True):
+        kept = torch.softmax(some_o, -1, out=out).mul_(some_a.sigmoid()).sum(-1, keepdim=True)
+        out.div_(kept)
+        low = kept.squeeze(-1) < _LEAST_KEPT
+        if low.any():  # products that underflowed may be missing from the sum
+            out[low] = mean_logits(_from_highest(some_o[low]), some_a[low]).softmax(-1)
+    return found
 
 
 def monte_carlo(
