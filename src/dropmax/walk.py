@@ -289,7 +289,10 @@ def _product_at(whole: Tensor | None, here: slice, x: Tensor, y: Tensor, like: T
     if here == slice(0, len(like)):
         return torch.matmul(x, y).to(like.dtype)
     whole = torch.empty_like(like) if whole is None else whole
-    whole[here] = torch.matmul(x, y)
+    if x.dtype == y.dtype == like.dtype:
+        torch.matmul(x, y, out=whole[here])
+    else:
+        whole[here] = torch.matmul(x, y)
     return whole
 
 
@@ -343,25 +346,16 @@ def _compiled() -> Callable[..., tuple[RowSums, Gradients]]:
     """Compile the arithmetic of a block; where that fails (no C++ compiler), say so once and go on without."""
     chosen: list[Callable[..., Any]] = [torch.compile(block_of_rows, dynamic=False)]
 
-    def call(
-        x: Block,
-        options: Options,
-        *,
-        known: Known | None = None,
-        gradients: bool = True,
-        posterior: bool = False,
-        out: Gradients = Gradients(),  # noqa: B008
-    ) -> tuple[RowSums, Gradients]:
-        others = {"known": known, "gradients": gradients}
+    def call(*arguments: Any, posterior: bool = False, out: Gradients | None = None, **others: Any) -> Any:
         try:
-            sums, found = chosen[-1](x, options, **others)
+            sums, found = chosen[-1](*arguments, **others)
         except torch._dynamo.exc.TorchDynamoException as error:
             if len(chosen) == 2:
                 raise
             warnings.warn(f"blocks of classes are not compiled: {error}", stacklevel=2)
             chosen.append(block_of_rows)
-            sums, found = block_of_rows(x, options, known=known, gradients=gradients)
-        pairs = zip(found, out, strict=True)
+            sums, found = block_of_rows(*arguments, **others)
+        pairs = zip(found, out or Gradients(), strict=True)
         return sums, Gradients(*(y if place is None or y is None else place.copy_(y) for y, place in pairs))
 
     return call
