@@ -11,14 +11,14 @@ from torch import nn
 import dropmax.topk as topk
 from dropmax import HEADS, DropMax, make_head, walk
 from dropmax.errors import InvalidType, InvalidValue
-from dropmax.heads import masked
+from dropmax.heads import base
 from tests.close import close
 
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make everything large: blocks of seven classes or two rows."""
-    for module in (masked, topk):
+    for module in (base, topk):
         monkeypatch.setattr(module, "BLOCK_NUMBERS", 60)
     monkeypatch.setattr(walk, "LEAST_BLOCK", 7)
     monkeypatch.setattr(walk, "BLOCK_NUMBERS", 7)

@@ -120,16 +120,17 @@ def check_target(
             f"target has shape {tuple(target.shape)}, but the batch needs one label per row, shape {tuple(batch_shape)}"
         )
     if values_are_readable(target) and target.numel():
-        wrong = (target < 0) | (target >= num_classes)
-        if ignore_index is not None:
-            wrong &= target != ignore_index
-        if wrong.any():
-            label = int(target[wrong].flatten()[0])
-            raise InvalidValue(
-                f"target holds the label {label}, but labels must lie in 0..{num_classes - 1} "
-                f"(num_classes={num_classes})"
-                + (f" or equal ignore_index={ignore_index}" if ignore_index is not None else "")
-            )
+        lowest, highest = target.aminmax()
+        if lowest < 0 or highest >= num_classes:
+            wrong = (target < 0) | (target >= num_classes)
+            if ignore_index is not None:
+                wrong &= target != ignore_index
+            for label in target[wrong].tolist():
+                raise InvalidValue(
+                    f"target holds the label {label}, but labels must lie in 0..{num_classes - 1} "
+                    f"(num_classes={num_classes})"
+                    + (f" or equal ignore_index={ignore_index}" if ignore_index is not None else "")
+                )
     return target.long()
 
 

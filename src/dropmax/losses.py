@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dropmax import walk
 from dropmax.noise import uniform
-from dropmax.objective import Known, Options, RowSums, plain_terms
+from dropmax.objective import Options, RowSums, plain_terms
 from dropmax.walk import Maps, Plan, Rows, backward_walk, forward_walk, is_seed, wide
 
 __all__ = ["RowResults", "losses", "losses_of_logits"]
@@ -162,7 +162,7 @@ class _OfMaps(torch.autograd.Function):
             sums, kept, retain_logits = RowSums(*parts[:9]), parts[9:], maps.o_inputs.new_empty(0)
         else:
             sums, kept, retain_logits = forward_walk(maps, rows, options, plan, group)
-        known = Known(sums.highest, sums.weighed, sums.kept, sums.kept_weight)
+        known = () if plan.keep else (sums.highest, sums.weighed, sums.kept, sums.kept_weight)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*maps, *rows, *known, *kept)
         ctx.settings = options, plan, group
@@ -175,12 +175,11 @@ class _OfMaps(torch.autograd.Function):
         if gradients[0] is None:
             return (None,) * 17
         saved = ctx.saved_tensors
-        maps, rows, known, kept = Maps(*saved[:10]), Rows(*saved[10:14]), Known(*saved[14:18]), list(saved[18:])
+        maps, rows, rest = Maps(*saved[:10]), Rows(*saved[10:14]), saved[14:]  # what is kept, or known of the rows
         options, plan, group = ctx.settings
         needed, nothing = ctx.needs_input_grad[:10], (None,) * 7
         if torch.compiler.is_compiling() and plan.block < len(maps.o_weight):
-            tensors = [*known, *kept, gradients[0]]
-            found = _backward_op(list(maps), list(rows), tensors, list(needed), *options, *plan)
+            found = _backward_op(list(maps), list(rows), [*rest, gradients[0]], list(needed), *options, *plan)
             return (*(x if need else None for x, need in zip(found, needed, strict=True)), *nothing)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             if group is not None:
@@ -190,7 +189,7 @@ class _OfMaps(torch.autograd.Function):
                 return _plain_totals_of_maps(Maps(*maps), rows, options, plan)
 
             return (*_by_autograd(plain, maps, gradients[0], needed), *nothing)
-        found = backward_walk(maps, rows, options, plan, known, kept, gradients[0], needed)
+        found = backward_walk(maps, rows, options, plan, rest, gradients[0], needed)
         if group is not None:
             for on_inputs in (found[0], found[3], found[6], found[9]):
                 if on_inputs is not None:
@@ -295,9 +294,8 @@ def _backward_op(
     *values: Any,
 ) -> list[Tensor]:
     """:func:`backward_walk` as one operation; an empty tensor stands for a gradient that is not needed."""
-    known, kept, weight = Known(*tensors[:4]), tensors[4:-1], tensors[-1]
-    found = backward_walk(Maps(*maps), Rows(*rows), *_settings(values), known, kept, weight, needed)  # type: ignore[arg-type]
-    return [weight.new_empty(0) if x is None else x for x in found]
+    found = backward_walk(Maps(*maps), Rows(*rows), *_settings(values), tensors[:-1], tensors[-1], needed)  # type: ignore[arg-type]
+    return [tensors[-1].new_empty(0) if x is None else x for x in found]
 
 
 @_backward_op.register_fake

@@ -8,8 +8,6 @@ hash is a few 32-bit integer operations, which a compiler fuses into whatever us
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -20,6 +18,9 @@ _MIX_1, _MIX_2 = 0x7FEB352D, 0x846CA68B - 2**32
 
 #: Numbers are odd multiples of 2**-24: 23 bits, never 0 or 1, symmetric about 1/2, and exact in float32.
 _BITS = 23
+
+#: Rows are numbered from 0 and classes from here, so that one hash serves both.
+_FIRST_CLASS = 2**30
 
 
 def draw_seed(device: torch.device | str = "cpu") -> Tensor:
@@ -53,31 +54,26 @@ def hashes(seed: Tensor, num_rows: int, first_class: int, num_classes: int) -> t
     >>> [tuple(x.shape) for x in hashes(draw_seed(), 3, 0, 10)]
     [(3, 1), (10,)]
     """
-    rows = torch.arange(num_rows, dtype=torch.int32, device=seed.device)
-    classes = torch.arange(first_class, first_class + num_classes, dtype=torch.int32, device=seed.device)
-    by_row = _mixed(_mixed(rows.add_(seed[0])).bitwise_xor_(seed[1]))
-    return by_row.unsqueeze_(-1), _mixed(_mixed(classes.add_(seed[1])).add_(seed[0]))
+    indices = torch.arange(num_rows + num_classes, dtype=torch.int32, device=seed.device)
+    indices[num_rows:] += _FIRST_CLASS + first_class - num_rows
+    first, second = seed.unbind()
+    mixed = _mixed(_mixed(indices.add_(first)).bitwise_xor_(second))
+    return mixed[:num_rows].unsqueeze(-1), mixed[num_rows:]
 
 
-def combine(
-    by_row: Tensor, by_class: Tensor, dtype: torch.dtype = torch.float32, scratch: Sequence[Tensor] = ()
-) -> Tensor:
+def combine(by_row: Tensor, by_class: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Mix the hashes of rows (..., N, 1) and of classes (K,) into (..., N, K) uniform numbers in (0, 1).
-
-    ``scratch``, two 32-bit integer tensors of that shape and one of the result's, saves the time to find memory.
 
     >>> combine(*hashes(draw_seed(), 3, 0, 10)).shape
     torch.Size([3, 10])
     """
-    bits, shifted, result = scratch or (None, None, None)
-    bits = _mixed(torch.add(by_row, by_class, out=bits), shifted, last_shift=False).bitwise_right_shift_(32 - _BITS)
-    drawn = bits.to(dtype) if result is None else result.copy_(bits)
-    return drawn.mul_(2.0**-_BITS).add_(0.5 + 2.0 ** -(_BITS + 1))
+    bits = _mixed(by_row + by_class, last_shift=False).bitwise_right_shift_(32 - _BITS)
+    return bits.to(dtype).mul_(2.0**-_BITS).add_(0.5 + 2.0 ** -(_BITS + 1))
 
 
-def _mixed(x: Tensor, shifted: Tensor | None = None, last_shift: bool = True) -> Tensor:
+def _mixed(x: Tensor, last_shift: bool = True) -> Tensor:
     """Scramble 32-bit numbers in place, one to one. torch shifts copy the sign: the masks make them plain shifts."""
-    x.bitwise_xor_(torch.bitwise_right_shift(x, 16, out=shifted).bitwise_and_(0xFFFF)).mul_(_MIX_1)
-    x.bitwise_xor_(torch.bitwise_right_shift(x, 15, out=shifted).bitwise_and_(0x1FFFF)).mul_(_MIX_2)
+    x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(_MIX_1)
+    x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(_MIX_2)
     # The top bits, all that combine() uses, are done already.
     return x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)) if last_shift else x

@@ -199,35 +199,36 @@ def block_of_rows(
 ) -> tuple[RowSums, Gradients]:
     """Return what :func:`block` returns, for all rows at once: the arithmetic itself."""
     b = _put(x.a.clone() if x.r is None else x.a + x.r, x, math.inf)
-    g = b.sigmoid()
+    g, rho = b.sigmoid(), x.a.sigmoid()
     likelihood, on_o, on_b = _likelihood(x, b, g, options, known, gradients, out.o)
 
-    rho = x.a.sigmoid()
+    # Most of the time goes into finding memory: what is no longer needed is overwritten.
     positive = _above(b, 0.0, out=b)
-    g_less, rho_less = g - positive, rho - positive
-    linear = rho_less * x.a
-    if x.r is not None:
-        linear = linear.addcmul_(g_less, x.r)
-    kl_less_entropy = linear.sum(-1) + _log_product(1 - g_less.abs())
-    uncertainty = aux = torch.zeros_like(kl_less_entropy)
+    uncertainty = aux = x.a.new_zeros(x.a.shape[0])
     if options.sum_entropy or options.kl_weight != options.entropy_weight:
         uncertainty = entropy(x.a, rho)
+    slope = torch.ops.aten.sigmoid_backward(x.a, rho) if gradients else None
+    g_less, rho_less = g.sub_(positive), rho.sub_(positive)
+    linear = torch.mul(rho_less, x.a, out=_over(positive))
     if x.r is not None:
-        aux, rising = _auxiliary(x.r - options.base_rate, x)
+        linear.addcmul_(g_less, x.r)
+    kl_less_entropy = linear.sum(-1)
+    on_a = rho_less.sub_(g_less)
+    rarer = g_less.abs_()  # min(g, 1 - g)
+    kl_less_entropy += _log_product(torch.sub(1, rarer, out=_over(linear)))
+    if x.r is not None:
+        aux, rising = _auxiliary(torch.sub(x.r, options.base_rate, out=_over(linear)), x)
     sums = RowSums(*(*likelihood, kl_less_entropy, uncertainty, aux))
-    if not gradients:
+    if slope is None:
         return sums, Gradients()
 
-    on_a = _weighted(rho_less.sub_(g_less), options.kl_weight, x.row_weight)
-    slope = _weighted(torch.ops.aten.sigmoid_backward(x.a, rho), 1.0, x.row_weight)
-    on_a = torch.add(on_a, slope, alpha=options.entropy_weight, out=out.a)
+    on_a = _weighted(on_a, options.kl_weight, x.row_weight)
+    on_a = torch.add(on_a, _weighted(slope, 1.0, x.row_weight), alpha=options.entropy_weight, out=out.a)
     on_r = None
     if x.r is not None:
-        slope = torch.ops.aten.sigmoid_backward(x.r, g)
-        slope = _weighted(slope, options.kl_weight, x.row_weight)
+        slope = _weighted(torch.ops.aten.sigmoid_backward(x.r, rarer), options.kl_weight, x.row_weight)
         on_b = slope if on_b is None else slope.add_(on_b)
-        rising = _weighted(rising, 1.0, x.row_weight)
-        on_r = torch.add(on_b, rising, alpha=options.auxiliary_weight, out=out.r)
+        on_r = torch.add(on_b, _weighted(rising, 1.0, x.row_weight), alpha=options.auxiliary_weight, out=out.r)
     if out.b is not None and on_b is not None:
         on_b = out.b.copy_(on_b)
     return sums, Gradients(on_o, on_a, on_r, on_b)
@@ -290,7 +291,7 @@ def _mask(b: Tensor, g: Tensor, noise: tuple[Tensor, ...], options: Options) -> 
     if options.mask_gradient:
         drawn = drawn.logit_() if hashed else logistic(drawn)
         return drawn.add_(b).mul_(1 / options.temperature).sigmoid_()
-    return _above(g, drawn)
+    return _above(g, drawn, out=drawn if hashed else None)
 
 
 def entropy(a: Tensor, rho: Tensor) -> Tensor:
@@ -307,7 +308,9 @@ def _auxiliary(evidence: Tensor, x: Block) -> tuple[Tensor, Tensor]:
     """Return the binary cross entropy of ``sigmoid(evidence)`` against the label, and its gradient."""
     wrong = _negate_target(evidence, x)  # what speaks for the wrong answer
     v = wrong.sigmoid()
-    value = wrong.clamp_min_(0).sum(-1) - _log_product(torch.maximum(v, 1 - v))
+    value = wrong.clamp_min_(0).sum(-1)
+    other = torch.sub(1, v, out=_over(wrong))
+    value -= _log_product(torch.maximum(v, other, out=_over(wrong)))
     return value, _negate_target(v, x)
 
 
@@ -373,6 +376,11 @@ def _above(x: Tensor, threshold: Tensor | float, out: Tensor | None = None) -> T
     if out is None:
         out = torch.empty_like(x if isinstance(threshold, float) else threshold)
     return torch.gt(x, threshold, out=out)
+
+
+def _over(x: Tensor) -> Tensor | None:
+    """Return where to put a result that may overwrite ``x``; None inside of a compiler, which decides by itself."""
+    return None if torch.compiler.is_compiling() else x
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:

@@ -247,12 +247,15 @@ def backward_walk(
     rows: Rows,
     options: Options,
     plan: Plan,
-    known: Known,
-    kept: Sequence[Tensor],
+    saved: Sequence[Tensor],
     weight: Tensor,
     needed: Sequence[bool],
 ) -> list[Tensor | None]:
-    """Return the gradients of the maps, where those of the row totals are ``weight``."""
+    """Return the gradients of the maps, where those of the row totals are ``weight``.
+
+    ``saved`` holds the gradients of each block's logits that :func:`forward_walk` kept, or else the fields of
+    :class:`Known`.
+    """
     num_classes, dtype, kinds = len(maps.o_weight), plan.dtype, plan.kinds(maps)
     drawn = () if plan.keep else draw(rows.noise, len(maps.o_inputs), num_classes, options, plan)
     work, column = plan.work(), weight.unsqueeze(-1)
@@ -260,10 +263,10 @@ def backward_walk(
     found: list[Tensor | None] = [None] * 10
     x: Block | None = None
     for number, here in enumerate(plan.blocks(num_classes)):
-        gradients: Sequence[Tensor | None] = kept[number * kinds : (number + 1) * kinds]
+        gradients: Sequence[Tensor | None] = saved[number * kinds : (number + 1) * kinds]
         if not plan.keep:
             x = _logits_of(maps, rows, plan, here, drawn, x)
-            gradients = work(x, options, known=known, gradients=True, out=_places(x, plan, kinds))[1][:kinds]
+            gradients = work(x, options, known=Known(*saved), gradients=True, out=_places(x, plan, kinds))[1][:kinds]
         for i, gradient in enumerate(gradients):
             if gradient is None:
                 continue
@@ -286,7 +289,10 @@ def _product_at(whole: Tensor | None, here: slice, x: Tensor, y: Tensor, like: T
     if here == slice(0, len(like)):
         return torch.matmul(x, y).to(like.dtype)
     whole = torch.empty_like(like) if whole is None else whole
-    whole[here] = torch.matmul(x, y)
+    if x.dtype == y.dtype == like.dtype:
+        torch.matmul(x, y, out=whole[here])
+    else:
+        whole[here] = torch.matmul(x, y)
     return whole
 
 
@@ -340,25 +346,16 @@ def _compiled() -> Callable[..., tuple[RowSums, Gradients]]:
     """Compile the arithmetic of a block; where that fails (no C++ compiler), say so once and do without."""
     chosen: list[Callable[..., Any]] = [torch.compile(block_of_rows, dynamic=False)]
 
-    def call(
-        x: Block,
-        options: Options,
-        *,
-        known: Known | None = None,
-        gradients: bool = True,
-        posterior: bool = False,
-        out: Gradients = Gradients(),  # noqa: B008
-    ) -> tuple[RowSums, Gradients]:
-        others = {"known": known, "gradients": gradients}
+    def call(*arguments: Any, posterior: bool = False, out: Gradients | None = None, **others: Any) -> Any:
         try:
-            sums, found = chosen[-1](x, options, **others)
+            sums, found = chosen[-1](*arguments, **others)
         except torch._dynamo.exc.TorchDynamoException as error:
             if len(chosen) == 2:
                 raise
             warnings.warn(f"blocks of classes are not compiled: {error}", stacklevel=2)
             chosen.append(block_of_rows)
-            sums, found = block_of_rows(x, options, known=known, gradients=gradients)
-        pairs = zip(found, out, strict=True)
+            sums, found = block_of_rows(*arguments, **others)
+        pairs = zip(found, out or Gradients(), strict=True)
         return sums, Gradients(*(y if place is None or y is None else place.copy_(y) for y, place in pairs))
 
     return call

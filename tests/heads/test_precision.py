@@ -107,3 +107,19 @@ def test_under_autocast_the_loss_is_float32_and_close(name: str, dtype: torch.dt
     torch.testing.assert_close(loss, exact, rtol=0.05, atol=0.05)
     loss.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in head.parameters())
+
+
+@pytest.mark.parametrize("size", [1.0, 30.0, 200.0, 1e4])
+def test_the_mean_prediction_keeps_its_digits_where_rho_is_tiny(size: float) -> None:
+    head = make_head("dropmax", 1, 6)
+    with torch.no_grad():
+        for p in head.parameters():
+            p.zero_()
+        head.classifier.bias.copy_(torch.tensor([3.0, 2.0, 0.0, -50.0, -80.0, 1.0]))
+        head.retain.bias.copy_(-size + torch.tensor([-90.0, 0.5, 0.0, 1.0, 60.0, -3.0]))
+        features = torch.zeros(3, 1)
+        p = head.predict_proba(features)
+        expected = head.double().predict_proba(features.double())
+    torch.testing.assert_close(p.double(), expected, rtol=max(1e-5, 2e-7 * size), atol=1e-38)
+    with torch.enable_grad():
+        torch.testing.assert_close(head.predict_proba(features.double()), expected, rtol=1e-12, atol=1e-300)

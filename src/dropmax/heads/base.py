@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
@@ -21,7 +22,9 @@ from dropmax.checks import (
     check_soft_target,
     check_target,
     is_exporting,
+    is_traced,
     is_transformed,
+    values_are_readable,
 )
 from dropmax.errors import InvalidType, InvalidValue
 from dropmax.functional import _wide, cross_entropy
@@ -30,11 +33,14 @@ from dropmax.heads.options import option_defaults, option_names, unknown_option
 from dropmax.imports import import_name
 from dropmax.linear import Partition, make_map
 from dropmax.noise import draw_seed, uniform
-from dropmax.topk import MODES, TopK, topk
+from dropmax.topk import BLOCK_NUMBERS, MODES, TopK, row_blocks, topk
 
 __all__ = ["MODES", "Head", "Loss", "keep_target"]
 
 _Self = TypeVar("_Self", bound="Head")
+
+#: What a class that overrides one of these methods can no longer do, unless it says so itself.
+_TAKEN_AWAY = {"packable": ("loss",), "fused": ("terms", "logits"), "soft_targets": ("terms",)}
 
 
 class Head(nn.Module):
@@ -126,14 +132,11 @@ class Head(nn.Module):
         own = vars(cls)
         if "name" not in own:
             cls.name = cls.__name__
-        if "loss" in own and "packable" not in own:
-            cls.packable = False
-        if ("terms" in own or "logits" in own) and "fused" not in own:
-            cls.fused = False
+        for attribute, methods in _TAKEN_AWAY.items():
+            if attribute not in own and not own.keys().isdisjoint(methods):
+                setattr(cls, attribute, False)
         cls.stateful = cls.stateful or "observe" in own
         cls.transforms = cls.transforms or "prediction_logits" in own
-        if "terms" in own and "soft_targets" not in own:
-            cls.soft_targets = False
 
     def __init__(
         self,
@@ -257,18 +260,20 @@ class Head(nn.Module):
         reduction: str,
     ) -> Loss:
         """Return the loss of a batch of this shape, given the function of N rows, labels and noise that computes it."""
+        weight: Tensor | None = None
         if isinstance(target, Tensor) and target.is_floating_point():
-            soft = check_soft_target(target, shape, self.num_classes)
-            losses = (
-                row_losses(rows, soft, noise) if self.soft_targets else expected_losses(row_losses, rows, soft, noise)
-            )
-            counted = losses.total.new_ones(len(rows))
-            return self.reduced(losses, counted, counted, reduction, shape)
-        labels, counts = self.check_labels(target, shape)
-        losses = row_losses(rows, labels, noise)
-        counted = counts.to(losses.total.dtype)
-        weight = counted if self.class_weight is None else counted * self.class_weight.to(counted.dtype)[labels]
-        return self.reduced(losses, weight, counted, reduction, shape)
+            labels, counts = check_soft_target(target, shape, self.num_classes), None
+            evaluate = row_losses if self.soft_targets else functools.partial(expected_losses, row_losses)
+            losses = evaluate(rows, labels, noise)
+        else:
+            labels, counts = self.check_labels(target, shape)
+            losses, weight = row_losses(rows, labels, noise), counts
+            if self.class_weight is not None:
+                weight = self.class_weight.to(losses.total.dtype)[labels]
+                weight = weight if counts is None else weight * counts
+        loss = losses.reduced(weight, counts, reduction, shape)
+        self.check_finite("the losses", loss.total)
+        return loss
 
     def update(
         self, rows: Tensor, target: Tensor, shape: torch.Size, logits: Mapping[str, Tensor] | None = None
@@ -283,7 +288,8 @@ class Head(nn.Module):
             logits = self.logits(rows) if logits is None else logits
             if not is_transformed(logits["classifier"]):
                 hard = target.argmax(-1) if target.is_floating_point() else target
-                self.observe(logits, *self.check_labels(hard, shape))
+                labels, counts = self.check_labels(hard, shape)
+                self.observe(logits, labels, torch.ones_like(labels, dtype=torch.bool) if counts is None else counts)
 
     def row_losses(self, rows: Tensor, target: Tensor, noise: Tensor | None) -> RowLosses:
         """Return the loss of each of N rows of features; noise that is None is drawn."""
@@ -311,12 +317,6 @@ class Head(nn.Module):
         if total is None:
             raise InvalidValue(f"{type(self).__name__}.terms returned no terms")
         return RowLosses(total, tuple(terms), lambda: terms)
-
-    def reduced(self, losses: RowLosses, weight: Tensor, counts: Tensor, reduction: str, shape: torch.Size) -> Loss:
-        """Return :meth:`RowLosses.reduced`, and refuse a loss that is not finite."""
-        loss = losses.reduced(weight, counts, reduction, shape)
-        self.check_finite("the losses", loss.total)
-        return loss
 
     def predict_proba(
         self,
@@ -348,9 +348,24 @@ class Head(nn.Module):
             mode = "mean" if calibration is None else calibration.mode
         check_choice("mode", mode, MODES)
         check_count("samples", samples)
-        found = self.probabilities(self.prediction_maps(features), mode, samples, generator)
-        if calibration is not None:
-            found = calibration.apply(found, mode)
+        check_features(features, self.in_features)
+        kind, rows = mode, features.reshape(-1, self.in_features)
+
+        def answer(some: Tensor) -> Tensor:
+            found = self.probabilities(self.prediction_maps(some), kind, samples, generator)
+            return found if calibration is None else calibration.apply(found, kind)
+
+        if (
+            not self.masked
+            or torch.is_grad_enabled()
+            or is_traced(rows)
+            or rows.shape[0] * self.num_classes <= BLOCK_NUMBERS
+        ):
+            found = answer(features)
+        else:  # nothing of size batch x classes but what is returned
+            found = _wide(rows).new_empty(*features.shape[:-1], self.num_classes)
+            for here in row_blocks(len(rows), self.num_classes):
+                found.view(-1, self.num_classes)[here] = answer(rows[here])
         return self.check_finite("probabilities", found)
 
     def outside_score(self, features: Tensor, kind: str = "energy") -> Tensor:
@@ -469,10 +484,12 @@ class Head(nn.Module):
         advice = f"the features are finite, so the weights of {self.name!r} are not, or are too large for the dtype"
         return check_finite(what, x, advice)
 
-    def check_labels(self, target: Tensor, batch_shape: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return the labels (N,), with any valid one for rows that do not count, and which rows count."""
+    def check_labels(self, target: Tensor, batch_shape: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+        """Return the labels (N,), with any valid one for rows that do not count, and which count; None: all do."""
         labels = check_target(target, batch_shape, self.num_classes, self.ignore_index).reshape(-1)
         counts = labels != self.ignore_index
+        if values_are_readable(counts) and counts.all():
+            return labels, None
         return labels.masked_fill(~counts, 0), counts
 
     def check_noise(self, noise: Tensor | None, rows: Tensor, batch_shape: Sequence[int]) -> Tensor | None:

@@ -37,31 +37,33 @@ class RowLosses(NamedTuple):
     names: tuple[str, ...]
     terms: Callable[[], Mapping[str, Tensor]]
 
-    def reduced(self, weight: Tensor, counts: Tensor, reduction: str, shape: torch.Size) -> Loss:
+    def reduced(self, weight: Tensor | None, counts: Tensor | None, reduction: str, shape: torch.Size) -> Loss:
         """Return the loss of the batch: the weighted mean or sum over the rows that count, or one number per row.
 
         Args:
-            weight: of each row, 0 where it does not count.
-            counts: 1 for rows that count, else 0.
+            weight: of each row, 0 where it does not count; None: 1.
+            counts: which rows count; None: all do.
             reduction: one of :data:`REDUCTIONS`.
             shape: of the batch.
         """
+        total = self.total
         # Nothing to average over gives 0 with a zero gradient, never 0/0.
-        denominator = weight.sum().clamp_min(torch.finfo(weight.dtype).tiny) if reduction == "mean" else None
+        size: Tensor | int = max(1, total.shape[0])
+        if weight is not None and reduction == "mean":
+            size = weight.to(total.dtype).sum().clamp_min(torch.finfo(total.dtype).tiny)
 
         def reduce(rows: Tensor) -> Tensor:
-            rows = rows * counts
+            rows = rows if counts is None else rows * counts
             if reduction == "none":
                 return rows.reshape(shape)
-            return rows.sum() if denominator is None else rows.sum() / denominator
+            return rows.sum() if reduction == "sum" else rows.sum() / size
 
         def terms() -> dict[str, Tensor]:
             with torch.no_grad():
                 return {name: reduce(rows) for name, rows in self.terms().items()}
 
-        total = reduce(self.total)
         # A compiler drops unused values, and cannot return a promise.
-        return Loss(total, terms() if torch.compiler.is_compiling() else Terms(self.names, terms))
+        return Loss(reduce(total), terms() if torch.compiler.is_compiling() else Terms(self.names, terms))
 
 
 def expected_losses(

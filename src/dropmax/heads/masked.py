@@ -11,25 +11,35 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dropmax import exact
-from dropmax.checks import check_count, check_features, check_positive, check_probability, is_traced, is_transformed
+from dropmax.checks import (
+    check_count,
+    check_features,
+    check_positive,
+    check_probability,
+    is_transformed,
+    values_are_readable,
+)
 from dropmax.functional import _from_highest, _wide, mean_logits
 from dropmax.heads.base import Head
 from dropmax.heads.loss import RowLosses
 from dropmax.heads.options import SharedOptions
 from dropmax.linear import LowRankLinear
 from dropmax.losses import RowResults
-from dropmax.objective import LEAST_EPSILON, Options, entropy
-from dropmax.topk import BLOCK_NUMBERS, row_blocks
+from dropmax.objective import GROUP_NUMBERS, LEAST_EPSILON, Options, entropy
 from dropmax.walk import Rows
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 #: Up to this many uniform numbers are drawn by one call of torch.rand; more by a hash, block by block.
-SMALL_NOISE = 2**17
+SMALL_NOISE = 2**16
 
 #: Monte Carlo works on this many numbers at once: enough to be fast, small enough for a laptop.
 _MC_BLOCK = 2**22
+
+
+#: Where rho leaves less than this of the softmax, its logarithm is taken.
+_LEAST_KEPT = 1e-3
 
 
 class MaskedHead(Head):
@@ -84,29 +94,6 @@ class MaskedHead(Head):
         if mode == "mean":
             return _mean_probabilities(o, a)
         return monte_carlo(o, a, samples, generator) if mode == "mc" else exact.predictive(o, a)
-
-    def predict_proba(
-        self,
-        features: Tensor,
-        mode: str | None = None,
-        *,
-        samples: int = 100,
-        generator: torch.Generator | None = None,
-        calibrated: bool = False,
-    ) -> Tensor:
-        """Return class probabilities, see :meth:`Head.predict_proba`; many rows and classes in blocks of rows."""
-        check_features(features, self.in_features)
-        size = features[..., 0].numel() * self.num_classes
-        if torch.is_grad_enabled() or is_traced(features) or size <= BLOCK_NUMBERS:
-            return super().predict_proba(features, mode, samples=samples, generator=generator, calibrated=calibrated)
-        # Nothing of size batch x classes but what is returned.
-        rows = features.reshape(-1, self.in_features)
-        found = _wide(rows).new_empty(len(rows), self.num_classes)
-        for here in row_blocks(len(rows), self.num_classes):
-            found[here] = super().predict_proba(
-                rows[here], mode, samples=samples, generator=generator, calibrated=calibrated
-            )
-        return found.view(*features.shape[:-1], self.num_classes)
 
     def predictive_std(self, features: Tensor) -> Tensor:
         """Return the exact standard deviation of ``p(y | x, z)`` over the masks (:func:`dropmax.exact.variance`)."""
@@ -175,11 +162,19 @@ class MaskedHead(Head):
 
 def _mean_probabilities(o: Tensor, a: Tensor) -> Tensor:
     """Return the softmax of :func:`mean_logits`, without the digits that large logits cost."""
-    if torch.is_grad_enabled() or is_traced(o):
+    if torch.is_grad_enabled() or not values_are_readable(o):
         return mean_logits(_from_highest(o), a).softmax(-1)
-    log_rho = F.logsigmoid(a)
-    logits = _from_highest(o).add_(log_rho)
-    return torch.softmax(logits, -1, out=log_rho)  # finding memory takes as long as filling it
+    # rho softmax(o) over its sum needs no logarithm; a few rows at a time, which stay in the cache.
+    found, size = o.new_empty(o.shape), max(1, GROUP_NUMBERS // o.shape[-1])
+    rows, retain_rows, places = (x.reshape(-1, o.shape[-1]) for x in (o, a, found))
+    for start in range(0, len(rows), size):
+        some_o, some_a, out = (x[start : start + size] for x in (rows, retain_rows, places))
+        kept = torch.softmax(some_o, -1, out=out).mul_(some_a.sigmoid()).sum(-1, keepdim=True)
+        out.div_(kept)
+        low = kept.squeeze(-1) < _LEAST_KEPT
+        if low.any():  # products that underflowed may be missing from the sum
+            out[low] = mean_logits(_from_highest(some_o[low]), some_a[low]).softmax(-1)
+    return found
 
 
 def monte_carlo(
