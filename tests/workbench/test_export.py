@@ -222,7 +222,6 @@ def behind(kind: str, graph: nn.Module | None, monkeypatch: pytest.MonkeyPatch) 
 
     origin = Origin("small", kind, "small", "1", "abc", "as it is")
     backbone = Backbone(origin, lambda batch: torch.zeros(len(batch), 5), 8, 8, graph)
-    module._reloaded.cache_clear()
     monkeypatch.setattr(module, "reload_backbone", lambda text: backbone)
     return replace(model("dropmax", (5,), "abc"), origin=origin.to_json())
 
