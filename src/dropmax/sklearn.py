@@ -31,6 +31,7 @@ from dropmax.sklearn_rows import (
     merge_equal,
     standardised,
 )
+from dropmax.sklearn_step import choose_step
 from dropmax.workbench.evaluation import Outputs, answer
 from dropmax.workbench.networks import MLP, feature_size
 from dropmax.workbench.networks.shapes import check_sizes
@@ -334,17 +335,12 @@ class DropMaxClassifier(ConformalMixin, ClassifierMixin, BaseEstimator):  # type
         """Go through the examples once, in a random order, and return their mean loss."""
         model = self.model_.train()
         size = min(200, len(examples)) if self.batch_size == "auto" else int(self.batch_size)
+        step = choose_step(model, size)
         sums = []
         with self._advice_on_divergence():
             for x, target, weight in examples.batches(torch.randperm(len(examples)), size):
-                optimizer.zero_grad()
-                if weight is None:
-                    loss = model.head.loss(model.net(x), target).total
-                else:
-                    loss = (weight * model.head.loss(model.net(x), target, reduction="none").total).mean()
-                loss.backward()  # type: ignore[no-untyped-call]
+                sums.append(step(model, x, target, weight) * len(target))  # with the gradients
                 optimizer.step()
-                sums.append(loss.detach() * len(target))
             mean = float(torch.stack(sums).sum()) / len(examples)
             if not np.isfinite(mean):
                 raise NotFinite(f"the loss became {mean}")
