@@ -70,7 +70,8 @@ def by_hand(model: Classifier, x: Tensor, target: Tensor, weight: Tensor | None)
     True
     """
     net, head = model.net, model.head
-    assert isinstance(net, MLP) and isinstance(head, DropMax)
+    assert isinstance(net, MLP)
+    assert isinstance(head, DropMax)
     hidden = [layer for layer in net.layers if isinstance(layer, nn.Linear)]
     dropout = net.layers[-1].p if hidden else 0.0
     seen = [x]  # by each layer
