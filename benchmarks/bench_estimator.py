@@ -1,4 +1,4 @@
-"""``DropMaxClassifier.fit`` against ``MLPClassifier.fit``: same data, hidden layer of 100, batches, passes and stopping.
+"""``DropMaxClassifier.fit`` against ``MLPClassifier.fit``: same data, hidden layer of 100, batches and passes.
 
 Both hold out a tenth of the rows, look at them after every pass, and are told not to stop before the last. Ours has its
 default dropout, which ``MLPClassifier`` lacks. The rows without an aim add our second fit, on all rows. Times are those
