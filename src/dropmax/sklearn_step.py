@@ -8,6 +8,7 @@ them, in about a third of the time. Everything else goes through :func:`by_autog
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -73,7 +74,7 @@ def by_hand(model: Classifier, x: Tensor, target: Tensor, weight: Tensor | None)
     assert isinstance(net, MLP)
     assert isinstance(head, DropMax)
     hidden = [layer for layer in net.layers if isinstance(layer, nn.Linear)]
-    dropout = net.layers[-1].p if hidden else 0.0
+    dropout = next((layer.p for layer in net.layers if isinstance(layer, nn.Dropout)), 0.0)
     seen = [x]  # by each layer
     for layer in hidden:
         h = torch.addmm(layer.bias, seen[-1], layer.weight.t()).relu_()
@@ -81,16 +82,16 @@ def by_hand(model: Classifier, x: Tensor, target: Tensor, weight: Tensor | None)
             h.mul_(torch.rand_like(h).ge_(dropout)).mul_(1 / (1 - dropout))
         seen.append(h)
 
-    maps = (head.classifier, head.retain, head.correction)
+    maps = cast("list[nn.Linear]", [head.classifier, head.retain, head.correction])  # of full rank
     o, a, r = (torch.addmm(layer.bias, seen[-1], layer.weight.t()) for layer in maps)
-    noise = head.draw_noise(None, o)
+    noise = cast(Tensor, head.draw_noise(None, o))
     options = head.objective()
     sums, found = block(Block(o, a, r, target.unsqueeze(-1), noise=(noise,)), options)
     losses = sums.total(sums.cross_entropy(options), options)
 
     share = 1 / len(x) if weight is None else (weight / len(x)).unsqueeze(-1)
     back = torch.zeros_like(seen[-1])
-    for layer, gradient in zip(maps, found[:3], strict=True):
+    for layer, gradient in zip(maps, cast("tuple[Tensor, ...]", found[:3]), strict=True):
         _learn(layer, seen[-1], gradient.mul_(share))
         back.addmm_(gradient, layer.weight)
     for layer, inputs, outputs in zip(hidden[::-1], seen[-2::-1], seen[:0:-1], strict=True):
