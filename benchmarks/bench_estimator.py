@@ -1,12 +1,15 @@
-"""``DropMaxClassifier.fit`` against ``MLPClassifier.fit``: same data, hidden layer, passes and stopping rule.
+"""``DropMaxClassifier.fit`` against ``MLPClassifier.fit``: same data, hidden layer of 100, batches and passes.
 
-Both hold out a tenth of the rows and stop after ten passes without gain; the last row has a fixed number of passes, so
-that it compares the passes alone. The vectors of BANKING77 are taken from ``banking77.npz`` in ``$DROPMAX_DATA``.
+Both hold out a tenth of the rows, look at them after every pass, and are told not to stop before the last. Ours has its
+default dropout, which ``MLPClassifier`` lacks. The rows without an aim add our second fit, on all rows. Times are those
+of the processor, as a busy machine delays either. The vectors of BANKING77 are taken from ``banking77.npz`` in
+``$DROPMAX_DATA``.
 """
 
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -24,22 +27,17 @@ from benchmarks import bench_scale, harness
 from dropmax.sklearn import DropMaxClassifier
 
 AIM = 2.0
+PASSES = 50
 
 
 def run(quick: bool = False) -> list[dict[str, Any]]:
     """Measure each data set, with one thread as MLPClassifier's products are too small for more."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    rows = []
     try:
-        for name, (X, y) in _data(quick).items():
-            rows.append(_row(name, X, y, early_stopping=True, max_iter=3 if quick else 200, quick=quick))
-        rows.append(
-            _row("digits", *_data(quick)["digits"], early_stopping=False, max_iter=3 if quick else 40, quick=quick)
-        )
+        return [row for name, data in _data(quick).items() for row in _rows(name, *data, quick=quick)]
     finally:
         torch.set_num_threads(threads)
-    return rows
 
 
 def _data(quick: bool) -> dict[str, tuple[Any, Any]]:
@@ -54,34 +52,32 @@ def _data(quick: bool) -> dict[str, tuple[Any, Any]]:
     return found
 
 
-def _row(name: str, X: Any, y: Any, *, early_stopping: bool, max_iter: int, quick: bool) -> dict[str, Any]:
-    options = {"max_iter": max_iter, "random_state": 0, "early_stopping": early_stopping}
-    passes: dict[str, int] = {}
+def _rows(name: str, X: Any, y: Any, *, quick: bool) -> list[dict[str, Any]]:
+    passes = 3 if quick else PASSES
 
-    def fit(kind: Callable[..., Any]) -> Callable[[], None]:
+    def fit(kind: Callable[..., Any], **options: Any) -> Callable[[], None]:
+        same = {"batch_size": 200, "early_stopping": True, "max_iter": passes, "n_iter_no_change": passes}
+        model = kind((100,), random_state=0, **same, **options)
+
         def call() -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ConvergenceWarning)
-                # MLPClassifier needs more than its default of ten passes without gain to be told "never stop".
-                limit = {} if early_stopping else {"n_iter_no_change": max_iter}
-                passes[kind.__name__] = kind((100,), **options, **limit).fit(X, y).n_iter_
+                model.fit(X, y)
 
         return call
 
-    kinds = {"MLPClassifier": fit(MLPClassifier), "DropMaxClassifier": fit(DropMaxClassifier)}
-    timing = harness.measure(kinds, baseline="MLPClassifier", warm_up=1, least_rounds=7, budget=0.1 if quick else 20.0)[
-        "DropMaxClassifier"
-    ]
-    stopping = "early stopping" if early_stopping else f"{max_iter} passes"
-    met = bench_scale.below(AIM, timing.ratio_low, timing.ratio_high)
-    return {
-        "what": f"fit, {name}, {stopping}",
-        "threads": 1,
-        "aim": AIM,
-        "met": met,
-        "passes": passes,
-        **asdict(timing),
-    }
+    calls = {"theirs": fit(MLPClassifier), "once": fit(DropMaxClassifier, refit=False), "twice": fit(DropMaxClassifier)}
+    budget = 0.1 if quick else 5.0
+    timings = harness.measure(
+        calls, baseline="theirs", warm_up=1, least_rounds=7, budget=budget, clock=time.process_time
+    )
+    rows = []
+    for kind, what, aim in (("once", "", AIM), ("twice", ", and a second fit on all rows", None)):
+        timing = timings[kind]
+        met = None if aim is None else bench_scale.below(aim, timing.ratio_low, timing.ratio_high)
+        what = f"fit, {name}, {passes} passes{what}"
+        rows.append({"what": what, "threads": 1, "aim": aim, "met": met, **asdict(timing)})
+    return rows
 
 
 def tables(rows: Sequence[dict[str, Any]]) -> list[Table]:

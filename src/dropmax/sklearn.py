@@ -31,6 +31,7 @@ from dropmax.sklearn_rows import (
     merge_equal,
     standardised,
 )
+from dropmax.sklearn_step import choose_step
 from dropmax.workbench.evaluation import Outputs, answer
 from dropmax.workbench.networks import MLP, feature_size
 from dropmax.workbench.networks.shapes import check_sizes
@@ -79,7 +80,7 @@ class DropMaxClassifier(ConformalMixin, ClassifierMixin, BaseEstimator):  # type
         class_weight: a dict from label to weight (1 where it has none), or ``"balanced"``: weights inversely
             proportional to the weighted class frequencies. Multiplies ``sample_weight``.
         standardize: subtract each input's weighted mean and divide by its standard deviation before the network.
-        batch_size: distinct examples per step; ``"auto"`` is at most 200.
+        batch_size: distinct examples per step; ``"auto"`` is a tenth of them, at least 16 and at most 200.
         learning_rate_init: of AdamW.
         weight_decay: of AdamW; a step multiplies weights by ``1 - learning_rate_init * weight_decay``, except those of
             the retain map, as in the paper.
@@ -209,7 +210,7 @@ class DropMaxClassifier(ConformalMixin, ClassifierMixin, BaseEstimator):  # type
     def _train(self, train: Examples, held_out: Examples) -> None:
         """Make passes until the loss, of the held-out examples where there are any, no longer falls."""
         optimizer = self._optimizer()
-        best, best_state, waited = np.inf, None, 0
+        best, waited, best_state = np.inf, 0, {}
         for _ in range(self.max_iter):
             score = self._epoch(optimizer, train)
             if len(held_out):
@@ -219,8 +220,8 @@ class DropMaxClassifier(ConformalMixin, ClassifierMixin, BaseEstimator):  # type
             waited = waited + 1 if score > best - self.tol else 0
             if score < best:
                 best = score
-                state = self.model_.state_dict() if len(held_out) else {}
-                best_state = {name: value.clone() for name, value in state.items()}
+                if len(held_out) and not self.refit:  # which starts anew
+                    best_state = {name: value.clone() for name, value in self.model_.state_dict().items()}
             if waited >= self.n_iter_no_change:
                 break
         else:
@@ -333,18 +334,14 @@ class DropMaxClassifier(ConformalMixin, ClassifierMixin, BaseEstimator):  # type
     def _epoch(self, optimizer: torch.optim.Optimizer, examples: Examples) -> float:
         """Go through the examples once, in a random order, and return their mean loss."""
         model = self.model_.train()
-        size = min(200, len(examples)) if self.batch_size == "auto" else int(self.batch_size)
+        # Ten steps per pass at least, or small data would need hundreds of passes.
+        size = min(200, max(16, len(examples) // 10)) if self.batch_size == "auto" else int(self.batch_size)
+        step = choose_step(model, size)
         sums = []
         with self._advice_on_divergence():
             for x, target, weight in examples.batches(torch.randperm(len(examples)), size):
-                optimizer.zero_grad()
-                if weight is None:
-                    loss = model.head.loss(model.net(x), target).total
-                else:
-                    loss = (weight * model.head.loss(model.net(x), target, reduction="none").total).mean()
-                loss.backward()  # type: ignore[no-untyped-call]
+                sums.append(step(model, x, target, weight) * len(target))  # with the gradients
                 optimizer.step()
-                sums.append(loss.detach() * len(target))
             mean = float(torch.stack(sums).sum()) / len(examples)
             if not np.isfinite(mean):
                 raise NotFinite(f"the loss became {mean}")

@@ -18,7 +18,6 @@ ROOT = Path(__file__).parents[2]
 ELSEWHERE = {
     "calibration.md": "benchmarks.set_sizes, results/sets.jsonl, compared below",
     "what-rho-adds.md": "benchmarks.what_rho_adds, results/rho.jsonl, compared below",
-    "sklearn.md": "benchmarks.sklearn_comparison, results/sklearn.jsonl",
     "export.md": "a model card shown as an example",
 }
 

@@ -112,10 +112,11 @@ class RunDirectory:
     def kept(self) -> dict[str, Any]:
         """Return the row of the epoch whose weights were kept: the last, or with ``training.patience`` the best.
 
-        Where that is the start of a pretrained network, before its first epoch, the row holds only that epoch, 0.
+        Where that is the start of a pretrained network, before its first epoch, the row holds only that epoch, 0; so it
+        does for a run without a log.
         """
         rows = self.metrics()
-        epoch = rows[-1].get("kept", len(rows))
+        epoch = rows[-1].get("kept", len(rows)) if rows else 0
         return rows[epoch - 1] if epoch else {"epoch": 0}
 
     def metrics(self) -> list[dict[str, Any]]:
