@@ -20,6 +20,7 @@ from dropmax.cli.options import (
     Samples,
     Threads,
     TrustCode,
+    check_mode,
     tell,
     use_threads,
 )
@@ -76,10 +77,7 @@ def evaluate(
         raise InvalidValue("--data and --split are about the data of the run; NEWDATA is scored as a whole")
     if new is None and (label_column or id_column):
         raise InvalidValue("--label-column and --id-column are for NEWDATA; the run knows the columns of its own data")
-    from dropmax.heads import MODES
-
-    if mode is not None:
-        check_choice("mode", mode, MODES)
+    check_mode(mode)
     import torch
 
     from dropmax import metrics
@@ -197,21 +195,13 @@ def _outside(trained: TrainedModel, inside: Split, unlike: Tensor) -> list[dict[
     """Measure how well each score tells inputs of no class from the others."""
     import torch
 
-    from dropmax import metrics
-    from dropmax.outside import SCORES
+    from dropmax.outside import tell_apart
 
-    head, net = trained.model.head, trained.model.net
-    device = next(trained.model.parameters()).device
+    net, device = trained.model.net, next(trained.model.parameters()).device
     with torch.no_grad():
         ours = torch.cat([net(x) for x, _ in trained.batches(inside)])
         theirs = torch.cat([net(trained.prepare(x.to(device))) for x in torch.split(unlike, 500)])
-        rows = []
-        for kind in SCORES:
-            if kind == "information" and not head.masked:
-                continue
-            low, high = (head.outside_score(features, kind).cpu() for features in (ours, theirs))
-            rows.append({"score": kind, "auroc": metrics.auroc(low, high), "fpr95": metrics.fpr_at(low, high)})
-    return rows
+    return [{"score": kind, **row} for kind, row in tell_apart(trained.model.head, ours, theirs).items()]
 
 
 def _print(found: dict[str, float], title: str) -> None:

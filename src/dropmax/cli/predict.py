@@ -22,6 +22,7 @@ from dropmax.cli.options import (
     Samples,
     Threads,
     TrustCode,
+    check_mode,
     tell,
     use_threads,
 )
@@ -78,10 +79,8 @@ def predict(
     """
     check_choice("format", form, ("table", "csv", "json"))
     from dropmax.checks import check_probability
-    from dropmax.heads import MODES
 
-    if mode is not None:
-        check_choice("mode", mode, MODES)
+    check_mode(mode)
     if coverage is not None:
         check_probability("coverage", coverage)
         if mode is not None:
@@ -102,7 +101,8 @@ def predict(
             "labelled rows that did not train it if it held none out"
         )
     if coverage is not None and trained.calibration is not None:
-        trained.calibration.threshold(coverage)  # too few rows for that are reported before the work
+        for note in trained.calibration.notes(coverage):  # too few rows are refused here, before the work
+            tell(note)
     expected = trained.expected
     texts = [str(given) for given in files if expected.text_column and not given.exists()]
     if expected.text_column and any(given.is_dir() for given in files):  # "" is the current directory
