@@ -24,7 +24,7 @@ from dropmax.cli.options import (
     tell,
     use_threads,
 )
-from dropmax.errors import DataError, InvalidValue, check_choice
+from dropmax.errors import DataError, InvalidValue, check_choice, did_you_mean
 from dropmax.workbench.terminal import printable
 
 if TYPE_CHECKING:
@@ -145,7 +145,9 @@ def read_new(
         return known.test
     columns: dict[str, Any] = {"label_column": label_column, "id_column": id_column}
     expected = dataclasses.replace(expected, **{key: value for key, value in columns.items() if value})
-    part = read_labelled(Path(new).expanduser(), expected, tell)
+    if not (path := Path(new).expanduser()).exists() and not path.suffix:
+        raise DataError(f"{new} does not exist:{did_you_mean(new, NAMES)} Give a data set by name, a folder or a table")
+    part = read_labelled(path, expected, tell)
     inputs, crop = torch.from_numpy(part.inputs), None
     if trained.is_images and inputs.shape[-1] != trained.input_shape[-1]:
         crop = trained.input_shape[-1]
@@ -188,7 +190,9 @@ def _read_outside(trained: TrainedModel, path: Path) -> Tensor:
     """Read inputs that belong to no class."""
     from dropmax.workbench.data.unlabelled import read_outside
 
-    return read_outside(path.expanduser(), trained.expected, tell)
+    if not (path := path.expanduser()).exists():
+        raise DataError(f"--outside {path} does not exist: name a folder of images, .npz, .csv or .parquet")
+    return read_outside(path, trained.expected, tell)
 
 
 def _outside(trained: TrainedModel, inside: Split, unlike: Tensor) -> list[dict[str, Any]]:

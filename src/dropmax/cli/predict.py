@@ -85,8 +85,12 @@ def predict(
         check_probability("coverage", coverage)
         if mode is not None:
             raise InvalidValue(f"--coverage is promised for the calibrated answer: leave out --mode {mode}")
+    if all_probabilities and form == "table":
+        raise InvalidValue("--all-probabilities needs --format csv or --format json: a table has no room for them")
     if out is not None and out.exists():
         raise RunError(f"{out} exists: choose another file with --out, or delete it first")
+    if out is not None and not out.parent.is_dir():
+        raise RunError(f"{out} cannot be written: there is no directory {out.parent}")
     import torch
 
     from dropmax.workbench.data.unlabelled import Unlike, find_inputs, read_inputs
