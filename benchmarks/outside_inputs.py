@@ -152,7 +152,7 @@ def measure(path: Path, known: dict[str, dict[str, Tensor]]) -> list[dict[str, A
     about["provenance"] = provenance(f"{made} && python -m benchmarks.outside_inputs RUN", [seed])
     rows = []
     for kind, inputs in known[beside].items():
-        features = torch.cat([net(trained.prepare(some)) for some in inputs.split(500)])
+        features = torch.cat([net(trained.prepare(some)) for some in torch.split(inputs, 500)])
         found = {name: unlike(head, features, each) for name, each in limits.items()}
         scores = tell_apart(head, inside, features)
         rows.append({**about, "outside": kind, "inputs": len(inputs), "scores": scores, "unlike": found})
@@ -167,21 +167,27 @@ def _cell(values: Sequence[float], form: str) -> str:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return AUROC, FPR at 95 % and the shares that are called unlike, as Markdown: means over seeds."""
-    columns = [f"{kind}: {what}" for kind in SCORES for what in ("AUROC", "FPR")]
-    lines = ["| data | outside | head | " + " | ".join([*columns, "unlike, energy alone", "unlike"]) + " |"]
-    lines.append("|" + "---|" * (lines[0].count("|") - 1))
+    """Return AUROC and FPR at 95 % of each score as Markdown: means over seeds, and their standard deviations."""
+    lines = ["| data | outside | head | " + " | ".join(SCORES) + " |", "|" + "---|" * (3 + len(SCORES))]
+    rows = [row for row in rows if row["scores"]]
     for key in dict.fromkeys((row["data"], row["outside"], row["head"]) for row in rows):
-        mine = [row for row in rows if (row["data"], row["outside"], row["head"]) == key]
-        cells = [
-            _cell([factor * row["scores"][kind][what] for row in mine if kind in row["scores"]], form)
-            for kind in SCORES
-            for what, factor, form in (("auroc", 1, "{:.3f}"), ("fpr95", 100, "{:.1f}"))
-        ]
-        cells += [
-            _cell([100 * row["unlike"][name] for row in mine if name in row["unlike"]], "{:.1f}")
-            for name in ("energy", "all")
-        ]
+        mine = [row["scores"] for row in rows if (row["data"], row["outside"], row["head"]) == key]
+        cells = []
+        for kind in SCORES:
+            areas, rates = ([one[kind][name] for one in mine if kind in one] for name in ("auroc", "fpr95"))
+            cells.append(f"{_cell(areas, '{:.3f}')}; {_cell([100 * r for r in rates], '{:.1f}')} %" if areas else "")
+        lines.append("| " + " | ".join([*key, *cells]) + " |")
+    return "\n".join(lines)
+
+
+def shares(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the shares (%) called unlike anything the model was trained on, as Markdown."""
+    lines = ["| data | inputs | softmax | dropmax, energy alone | dropmax |", "|---|---|---|---|---|"]
+    for key in dict.fromkeys((row["data"], row["outside"]) for row in rows):
+        cells = []
+        for head, name in (("softmax", "all"), ("dropmax", "energy"), ("dropmax", "all")):
+            mine = [row["unlike"] for row in rows if (row["data"], row["outside"], row["head"]) == (*key, head)]
+            cells.append(_cell([100 * one[name] for one in mine if name in one], "{:.1f}"))
         lines.append("| " + " | ".join([*key, *cells]) + " |")
     return "\n".join(lines)
 
@@ -203,7 +209,7 @@ def main() -> None:
         with options.out.open("a", encoding="utf-8") as stream:
             stream.writelines(json.dumps(row) + "\n" for row in found)
         rows += found
-    print(table(rows))
+    print(f"AUROC; FPR at 95 %\n\n{table(rows)}\n\nCalled unlike anything it was trained on\n\n{shares(rows)}")
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ class ConformalMixin:
         if len(features) != len(y):
             raise InvalidValue(f"X has {len(features)} rows, but y has {len(y)} labels")
         labels = torch.from_numpy(np.searchsorted(self.classes_, y))
-        batches = zip(features.split(_ROWS), labels.split(_ROWS), strict=True)
+        batches = zip(torch.split(features, _ROWS), torch.split(labels, _ROWS), strict=True)
         calibrate_head(self.model_.head, batches, source="rows given to conformalize")
         return self
 

@@ -136,12 +136,12 @@ def _modes(found: Comparison) -> list[dict[str, Any]]:
     for method, runs in found.methods.items():
         if not runs[0].has_masks:
             continue
-        calibrated = all(run.trained.calibration is not None for run in runs)
+        calibrations = [run.trained.calibration for run in runs if run.trained.calibration is not None]
         for mode, words in (("mean", "ρ in place of the masks"), ("exact", "exact sum over all masks")):
             probs = [answer(run.head, run.features(), mode=mode).probs for run in runs]
             rows.append({"method": method, "mode": words} | _averages(found, runs, probs))
-            if calibrated:
-                scaled = [run.trained.calibration.apply(p, mode) for run, p in zip(runs, probs, strict=True)]
+            if len(calibrations) == len(runs):
+                scaled = [one.apply(p, mode) for one, p in zip(calibrations, probs, strict=True)]
                 rows.append({"method": method, "mode": f"{words}, with a temperature"} | _averages(found, runs, scaled))
     return rows
 
