@@ -27,7 +27,7 @@ from torch import Tensor
 
 from dropmax import metrics
 from dropmax.calibration import apply_temperature, fit_temperature
-from dropmax.outside import SCORES
+from dropmax.outside import tell_apart
 from dropmax.sets import PredictionSets
 from dropmax.workbench.data.npz import read_npz_rows
 from dropmax.workbench.provenance import provenance
@@ -83,12 +83,7 @@ def outside(trained: TrainedModel, inside: Tensor) -> dict[str, dict[str, float]
     if rows is None or not len(rows.outside):
         return {}
     unlike = trained.model.net(trained.prepare(torch.from_numpy(rows.values[rows.outside])))
-    head, found = trained.model.head, {}
-    for kind in SCORES:
-        if head.masked or kind != "information":
-            scores = head.outside_score(inside, kind), head.outside_score(unlike, kind)
-            found[kind] = {"auroc": metrics.auroc(*scores), "fpr95": metrics.fpr_at(scores[0], scores[1])}
-    return found
+    return tell_apart(trained.model.head, inside, unlike)
 
 
 def measure(path: Path) -> dict[str, Any]:
@@ -107,7 +102,7 @@ def measure(path: Path) -> dict[str, Any]:
         temperatures[name] = fit_temperature(probs, labels["validation"], from_probs=True)
         scaled[name] = apply_temperature(before["test"][name], temperatures[name], from_probs=True)
     seed, name = recipe.training.seed, Path(recipe.data.name).name
-    how = " --recipe released" if name == "mnist-1k" else ""
+    how = {"mnist-1k": " --recipe released", "cifar-100-5k": " --recipe small"}.get(name, "")
     made = f"dropmax train {name}{how} --head {recipe.head['name']} --seed {seed} --out RUN"
     return {
         "data": Path(name).stem,

@@ -17,6 +17,7 @@ from torch import Tensor
 from dropmax import metrics
 from dropmax.calibration import TEMPERATURE_RANGE, Calibration, apply_temperature, fit_temperature
 from dropmax.errors import InvalidType, InvalidValue
+from dropmax.sets import PredictionSets
 
 
 def noisy(seed: int, rows: int = 200, classes: int = 5, scale: float = 3.0) -> tuple[Tensor, Tensor]:
@@ -223,7 +224,7 @@ def test_bad_temperature(temperature: float) -> None:
 def fitted(rows: int = 200) -> Calibration:
     logits, labels = noisy(0, rows, 4)
     return Calibration.fit(
-        {"mean": logits.softmax(-1), "exact": (logits / 3).softmax(-1)}, labels, outside=logits[:, 0]
+        {"mean": logits.softmax(-1), "exact": (logits / 3).softmax(-1)}, labels, outside={"energy": logits[:, 0]}
     )
 
 
@@ -249,8 +250,10 @@ def test_a_stored_calibration_is_read_back_to_the_last_bit() -> None:
         ("on_label", ["a"] * 200),
         ("coverage", 0.5),
         ("coverage", [0.9]),
-        ("outside", "far"),
-        ("outside", float("inf")),
+        ("outside", 1.0),
+        ("outside", {"energy": float("inf")}),
+        ("outside", {"enery": 1.0}),
+        ("by_class", 1),
         ("source", None),
     ],
 )
@@ -259,6 +262,11 @@ def test_a_damaged_calibration_is_refused(key: str, value: object) -> None:
     with pytest.raises(ValueError, match="its calibration"):
         Calibration.from_dict({**stored, key: value}, 4)
     del stored[key]
+    if key == "by_class":  # as stored before there was such a thing, with one outside score at most
+        for outside, limits in ((None, {}), (2.5, {"energy": 2.5})):
+            found = Calibration.from_dict({**stored, "outside": outside}, 4)
+            assert (found.by_class, found.outside) == (False, limits)
+        return
     with pytest.raises(ValueError, match=f"its calibration lacks or garbles '{key}'"):
         Calibration.from_dict(stored, 4)
 
@@ -275,6 +283,36 @@ def test_coverage_of_sets_whose_temperature_was_fitted_on_the_same_rows() -> Non
         held += bool(found.sets(found.apply(probs[one]), coverage)[0, labels[one]])
     k = math.ceil((n + 1) * coverage)
     assert binom.ppf(1e-4, splits, k / (n + 1)) <= held <= binom.ppf(1 - 1e-4, splits, k / (n + 1))
+
+
+def test_sets_by_class_cover_a_hard_class_that_the_average_hides() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(4, (6000,), generator=generator)
+    logits = 6 * torch.nn.functional.one_hot(labels, 4) + torch.randn(6000, 4, generator=generator)
+    hard = labels == 3
+    logits[hard] = torch.randn(int(hard.sum()), 4, generator=generator)  # of which the model knows nothing
+    probs, held = logits.softmax(-1), slice(0, 3000)
+    covered = {}
+    for by_class in (False, True):
+        found = Calibration.fit({"mean": probs[held]}, labels[held], by_class=by_class)
+        assert Calibration.from_dict(json.loads(json.dumps(found.to_dict())), 4) == found
+        sets = found.sets(found.apply(probs[3000:]), 0.9)
+        expected = PredictionSets(0.9, by_class=by_class).fit(found.apply(probs[held]), labels[held])
+        assert torch.equal(sets, expected.predict(found.apply(probs[3000:])))
+        new = labels[3000:]
+        covered[by_class] = [float(sets[new == k, k].double().mean()) for k in range(4)]
+        thresholds = found.summary()["thresholds"]["0.9"]
+        assert thresholds == (list(found.thresholds(0.9)) if by_class else found.thresholds(0.9)[0])
+        assert ("sets by class" in found.reason) == by_class
+    assert covered[False][3] < 0.7
+    assert min(covered[True]) > 0.87  # about 750 rows of each: five deviations below 0.9 would be 0.85
+
+
+@pytest.mark.parametrize("rows", [8, 12])
+def test_sets_by_class_of_too_few_rows_are_refused(rows: int) -> None:
+    logits, _ = noisy(0, rows, 12)
+    with pytest.raises(InvalidValue, match=f"need 9 held-out rows of some class.*among {rows} rows of 12 classes"):
+        Calibration.fit({"mean": logits.softmax(-1)}, torch.arange(rows), by_class=True)
 
 
 def test_a_calibration_of_nothing_is_refused() -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from dropmax.checks import NotFinite, check_labels, check_positive, check_probs
 from dropmax.errors import InvalidType, InvalidValue
 from dropmax.metrics import NLL_FLOOR, nll
+from dropmax.outside import SCORES
 from dropmax.sets import PredictionSets, rows_needed
 
 __all__ = [
@@ -119,7 +121,8 @@ class Calibration:
     labels: tuple[int, ...]  #: of the held-out rows
     on_label: tuple[float, ...]  #: the probability the answer gives them
     coverage: float | None  #: of prediction sets unless told otherwise; None where there are too few rows for any
-    outside: float | None = None  #: an outside score that 99 % of the rows do not exceed; None with fewer than 99
+    outside: Mapping[str, float] = field(default_factory=dict)  #: limits of outside scores; none of too few rows
+    by_class: bool = False  #: whether sets have a threshold for each class, and so promise their coverage for each
     source: str = "held-out rows"  #: where the rows came from, in words
 
     @classmethod
@@ -128,12 +131,14 @@ class Calibration:
         probs: Mapping[str, Tensor],
         labels: Tensor,
         *,
-        outside: Tensor | None = None,
+        outside: Mapping[str, Tensor] | None = None,
+        by_class: bool = False,
         source: str = "held-out rows",
     ) -> Calibration:
         """Fit a temperature to the probabilities (n, K) of each mode, and choose the mode with the lowest NLL.
 
-        ``outside`` are the outside scores (n,) of the rows (:meth:`dropmax.Head.outside_score`).
+        ``outside`` are outside scores (n,) of the rows by kind (:meth:`dropmax.Head.outside_score`). Each gets a limit
+        such that at most 1 % of the rows exceed any of them.
         """
         if not probs:
             raise InvalidValue("there are no probabilities to calibrate: give those of at least one mode")
@@ -146,10 +151,20 @@ class Calibration:
         best = min(losses, key=lambda mode: losses[mode])  # of equals the first, the cheaper one
         chosen = scaled[best]
         on_label = tuple(chosen.double().gather(1, labels.long()[:, None])[:, 0].tolist())
-        found = cls(best, temperatures, losses, chosen.shape[1], tuple(labels.tolist()), on_label, None, source=source)
-        if outside is not None and len(labels) >= rows_needed(1 - _FALSE_ALARMS):
-            rank = math.ceil((len(labels) + 1) * (1 - _FALSE_ALARMS) - 1e-9)
-            found = replace(found, outside=float(outside.double().cpu().kthvalue(rank).values))
+        found = cls(
+            best,
+            temperatures,
+            losses,
+            chosen.shape[1],
+            tuple(labels.tolist()),
+            on_label,
+            coverage=None,
+            outside=_limits(outside or {}),
+            by_class=by_class,
+            source=source,
+        )
+        if by_class:
+            found._check_by_class()
         possible = [c for c in _DEFAULTS if len(labels) >= rows_needed(c)]
         small = [c for c in possible if float(found.sets(chosen, c).sum(-1).double().mean()) <= _MEAN_SIZE]
         return replace(found, coverage=next(iter(small or possible[-1:]), None))
@@ -164,9 +179,9 @@ class Calibration:
         wide = probs if probs.dtype == torch.float64 else probs.float()
         return (wide.clamp_min(NLL_FLOOR).log() / temperature).softmax(-1)
 
-    def threshold(self, coverage: float | None = None) -> float:
-        """Return the least probability with which a class is in the set of this coverage."""
-        return 1 - float(self._sets(coverage).thresholds_[0])
+    def thresholds(self, coverage: float | None = None) -> tuple[float, ...]:
+        """Return the least probability with which each class is in the set of this coverage."""
+        return tuple((1 - self._sets(coverage).thresholds_).tolist())
 
     def sets(self, probs: Tensor, coverage: float | None = None) -> Tensor:
         """Return the prediction sets (LAC) of calibrated probabilities: boolean (n, K)."""
@@ -182,11 +197,15 @@ class Calibration:
         with_T = f"temperature {self.temperatures[self.mode]:.4g}, fitted on {len(self.labels):,} {self.source}"
         others = ", ".join(f"{mode} {value:.4f}" for mode, value in self.nll.items() if mode != self.mode)
         why = f", as its NLL there is {self.nll[self.mode]:.4f} (against {others})" if others else ""
-        return f"mode {self.mode}{why}; {with_T}"
+        return f"mode {self.mode}{why}; {with_T}{'; sets by class' if self.by_class else ''}"
 
     def summary(self) -> dict[str, Any]:
-        """Return plain values for JSON without those of single rows. ``thresholds`` are those of :meth:`threshold`."""
+        """Return plain values for JSON without those of single rows.
+
+        ``thresholds`` are those of :meth:`thresholds`: one number for all classes, or with ``by_class`` one for each.
+        """
         possible = [c for c in COVERAGES if len(self.labels) >= rows_needed(c)]
+        thresholds = {str(c): list(self.thresholds(c)) for c in possible}
         return {
             "mode": self.mode,
             "reason": self.reason,
@@ -196,8 +215,9 @@ class Calibration:
             "source": self.source,
             "num_classes": self.num_classes,
             "coverage": self.coverage,
-            "outside": self.outside,
-            "thresholds": {str(c): self.threshold(c) for c in possible},
+            "outside": dict(self.outside),
+            "by_class": self.by_class,
+            "thresholds": thresholds if self.by_class else {c: each[0] for c, each in thresholds.items()},
         }
 
     def to_dict(self) -> dict[str, Any]:
@@ -208,6 +228,9 @@ class Calibration:
     def from_dict(cls, values: Any, num_classes: int) -> Calibration:
         """Read what :meth:`to_dict` returned; a ValueError says what is wrong with anything else."""
         try:
+            if "by_class" not in values:  # written when there was one outside score, and no sets by class
+                energy = values["outside"]
+                values = {**values, "by_class": False, "outside": {} if energy is None else {"energy": energy}}
             found = cls(
                 values["mode"],
                 {str(mode): float(T) for mode, T in values["temperatures"].items()},
@@ -217,6 +240,7 @@ class Calibration:
                 tuple(map(float, values["on_label"])),
                 values["coverage"],
                 values["outside"],
+                values["by_class"],
                 values["source"],
             )
         except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -234,8 +258,10 @@ class Calibration:
             raise ValueError("its calibration holds numbers that are not probabilities")
         if not isinstance(found.source, str):
             raise ValueError(f"its calibration comes from {found.source!r:.60}")
-        if found.outside is not None and not (type(found.outside) is float and math.isfinite(found.outside)):
-            raise ValueError(f"its calibration has the outside score {found.outside!r:.60}")
+        if not _are_limits(found.outside):
+            raise ValueError(f"its calibration has the outside scores {found.outside!r:.60}")
+        if type(found.by_class) is not bool:
+            raise ValueError(f"its calibration has sets by class: {found.by_class!r:.60}")
         if found.coverage not in (None, *_DEFAULTS) or (
             found.coverage and len(found.labels) < rows_needed(found.coverage)
         ):
@@ -252,7 +278,38 @@ class Calibration:
         scores = 1 - torch.tensor(self.on_label, dtype=torch.float64)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # see notes
-            return PredictionSets(coverage).fit_scores(scores, torch.tensor(self.labels), self.num_classes)
+            sets = PredictionSets(coverage, by_class=self.by_class)
+            return sets.fit_scores(scores, torch.tensor(self.labels), self.num_classes)
+
+    def _check_by_class(self) -> None:
+        """Refuse rows of which no class, and no group of classes, has enough for a threshold of its own."""
+        least = COVERAGES[-1]
+        if len(self.labels) < rows_needed(least) or bool((self._sets(least).groups_ < 0).all()):
+            raise InvalidValue(
+                f"sets by class need {rows_needed(least)} held-out rows of some class, or of a group of rare classes, "
+                f"and none has as many among {len(self.labels)} rows of {self.num_classes} classes: "
+                "hold out more rows, or leave out by_class (--by-class)"
+            )
+
+
+def _limits(outside: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return a limit of each score, all at the same rank, such that at most 1 % of the rows exceed any of them.
+
+    There are none of fewer than 99 rows.
+    """
+    scores = {kind: values.double().cpu() for kind, values in outside.items()}
+    rows = min(map(len, scores.values()), default=0)
+    if rows < rows_needed(1 - _FALSE_ALARMS):
+        return {}
+    highest = torch.stack([values.argsort(stable=True).argsort() for values in scores.values()]).amax(0)
+    rank = int(highest.kthvalue(math.ceil((rows + 1) * (1 - Fraction(str(_FALSE_ALARMS))))).values)
+    return {kind: float(values.sort().values[rank]) for kind, values in scores.items()}
+
+
+def _are_limits(values: Any) -> bool:
+    return isinstance(values, dict) and all(
+        kind in SCORES and type(limit) is float and math.isfinite(limit) for kind, limit in values.items()
+    )
 
 
 class _Value(NamedTuple):

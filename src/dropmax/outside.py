@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dropmax import exact
+from dropmax import exact, metrics
 from dropmax.checks import check_choice
 from dropmax.functional import _wide
 
 if TYPE_CHECKING:
     from dropmax.heads import Head
 
-__all__ = ["SCORES", "outside_score"]
+__all__ = ["SCORES", "kinds_of", "outside_score", "tell_apart"]
 
 #: Each kind of score, in words.
 SCORES = {
@@ -50,3 +50,26 @@ def outside_score(head: Head, features: Tensor, kind: str = "energy") -> Tensor:
     logits = head.prediction_maps(features)
     score = exact.expected_entropy if kind == "entropy" else exact.mutual_information
     return head.check_finite("the scores", score(_wide(logits["classifier"]), _wide(logits["retain"])))
+
+
+def kinds_of(head: Head) -> list[str]:
+    """Return the kinds of :data:`SCORES` that say something about a head: without masks, ``"information"`` is 0."""
+    return [kind for kind in SCORES if head.masked or kind != "information"]
+
+
+@torch.no_grad()
+def tell_apart(head: Head, inside: Tensor, outside: Tensor) -> dict[str, dict[str, float]]:
+    """Measure how well each score tells features of no class from those of the classes.
+
+    Returns ``{kind: {"auroc": ..., "fpr95": ...}}``, see :func:`dropmax.metrics.auroc` and
+    :func:`dropmax.metrics.fpr_at`.
+
+    >>> from dropmax import Softmax
+    >>> sorted(tell_apart(Softmax(4, 3), torch.randn(9, 4), torch.randn(5, 4)))
+    ['energy', 'entropy', 'probability']
+    """
+    found = {}
+    for kind in kinds_of(head):
+        low, high = (outside_score(head, rows, kind).cpu() for rows in (inside, outside))
+        found[kind] = {"auroc": metrics.auroc(low, high), "fpr95": metrics.fpr_at(low, high)}
+    return found

@@ -16,9 +16,11 @@ from dropmax.checks import check_count
 from dropmax.classifier import Classifier
 from dropmax.errors import InvalidType, InvalidValue
 from dropmax.sklearn_rows import check_known
-from dropmax.workbench.evaluation import Outputs
+from dropmax.workbench.evaluation import Outputs, calibrate_head
 
 __all__ = ["ConformalMixin"]
+
+_ROWS = 1024  # feature vectors that are answered at a time
 
 
 class ConformalMixin:
@@ -49,15 +51,12 @@ class ConformalMixin:
         check_is_fitted(self)
         y = column_or_1d(y, dtype=None)
         check_known(np.unique(y).tolist(), self.classes_)
-        head = self.model_.head
-        modes = ("mean", "exact") if head.masked else ("mean",)
-        probs = {mode: self._outputs(X, mode).probs for mode in modes}
-        if len(probs["mean"]) != len(y):
-            raise InvalidValue(f"X has {len(probs['mean'])} rows, but y has {len(y)} labels")
+        features = torch.cat([rows[:count] for rows, count in self._features(X)])
+        if len(features) != len(y):
+            raise InvalidValue(f"X has {len(features)} rows, but y has {len(y)} labels")
         labels = torch.from_numpy(np.searchsorted(self.classes_, y))
-        with torch.no_grad():
-            outside = torch.cat([head.outside_score(h)[:n].cpu() for h, n in self._features(X)])
-        head.calibration = Calibration.fit(probs, labels, outside=outside, source="rows given to conformalize")
+        batches = zip(torch.split(features, _ROWS), torch.split(labels, _ROWS), strict=True)
+        calibrate_head(self.model_.head, batches, source="rows given to conformalize")
         return self
 
     def predict_set(

@@ -75,4 +75,4 @@ def test_report_refuses_in_one_line(dropmax: Run, tmp_path: Path) -> None:
     assert done.stderr == "dropmax: there is no directory nowhere: `dropmax train` makes one\n"
     done = dropmax("report", "nowhere", "--out", "no/such/place.html", cwd=tmp_path)
     assert done.returncode == 2
-    assert "no/such/place.html cannot be written: --out must name a new file in an existing directory" in done.stderr
+    assert "there is no directory no/such; name a file in an existing directory with --out" in done.stderr

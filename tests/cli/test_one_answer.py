@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from dropmax.lab.explorer import Explorer
 from dropmax.lab.figures.runs import load_runs
 from dropmax.lab.report.sections import hardest_section
 from dropmax.sklearn import DropMaxClassifier
+from dropmax.workbench.evaluation import predict
 from dropmax.workbench.export import export
 from dropmax.workbench.recipes import load_recipe
 from dropmax.workbench.training import load_data, load_model, train
@@ -151,6 +153,32 @@ def test_calibrating_again_with_other_rows(run: Path, tmp_path: Path, dropmax: R
     assert back.temperatures == pytest.approx(dict(trained.calibration.temperatures))  # type: ignore[union-attr]
 
 
+def test_calibrating_by_class_changes_the_sets_of_all_commands(run: Path, tmp_path: Path, dropmax: Run) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    done = dropmax("calibrate", tmp_path / "run", "--by-class")
+    assert done.returncode == 0, done.stderr
+    assert "; sets by class." in done.stdout
+    assert re.search(r"of 90 % coverage holds the classes of probability 0\.\d+ to 0\.\d+ or more", done.stdout)
+    trained = load_model(tmp_path / "run")
+    found = trained.calibration
+    assert found is not None
+    assert found.by_class
+    outputs = predict(trained.model, trained.batches(load_data(trained.recipe, run=run).test))
+    measured = json.loads(dropmax("evaluate", tmp_path / "run", "--json").stdout)
+    assert measured["calibration"]["by_class"] is True
+    for row in measured["sets"]:
+        assert row["mean_size"] == pytest.approx(float(outputs.sets(row["coverage"]).sum(-1).double().mean()))
+    assert not torch.equal(outputs.sets(0.9), replace(outputs, calibration=replace(found, by_class=False)).sets(0.9))
+    asked = dropmax("predict", tmp_path / "run", trained.recipe.data.name, "--coverage", 0.99)
+    assert asked.returncode == 0
+    assert "rare classes" in asked.stderr  # 120 rows of 4 classes: none has 99
+    np.savez(tmp_path / "few.npz", x=np.zeros((4, 8), np.float32), y=np.arange(4))
+    refused = dropmax("calibrate", tmp_path / "run", tmp_path / "few.npz", "--by-class")
+    assert refused.returncode == 2
+    assert "sets by class need 9 held-out rows of some class" in refused.stderr
+    assert load_model(tmp_path / "run").calibration == found
+
+
 def test_without_held_out_rows_nothing_is_calibrated_and_nothing_promised(
     run: Path, tmp_path: Path, dropmax: Run
 ) -> None:
@@ -181,7 +209,11 @@ def test_without_held_out_rows_nothing_is_calibrated_and_nothing_promised(
         (["predict", "RUN", "FILE", "--coverage", "0.999"], "needs at least 999 calibration rows, got 120"),
         (["predict", "RUN", "FILE", "--coverage", "0.9", "--mode", "mean"], "leave out --mode mean"),
         (["predict", "RUN", "FILE", "--mode", "median"], "unknown mode 'median'"),
-        (["evaluate", "RUN", "--outside", "nowhere.npz"], "nowhere.npz does not exist"),
+        (["predict", "RUN", "FILE", "--all-probabilities"], "--all-probabilities needs --format csv or --format json"),
+        (["predict", "RUN", "FILE", "--out", "nowhere/out.csv"], "there is no directory nowhere"),
+        (["evaluate", "RUN", "--outside", "nowhere.npz"], "--outside nowhere.npz does not exist: name a folder"),
+        (["evaluate", "RUN", "--outside", "cifar-100"], "--outside cifar-100 does not exist: name a folder"),
+        (["evaluate", "RUN", "mnst-1k"], "mnst-1k does not exist: did you mean 'mnist-1k'?"),
         (["evaluate", "RUN", "--mode", "men"], "unknown mode 'men': did you mean 'mean'"),
         (["calibrate", "RUN", "nowhere.csv"], "nowhere.csv does not exist"),
         (["calibrate", "RUN", "FILE", "--data", "FILE"], "--data is where the data of the run is"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import set_sizes, what_rho_adds
+from benchmarks import outside_inputs, set_sizes, what_rho_adds
 from tools import docs_tables
 
 ROOT = Path(__file__).parents[2]
@@ -84,6 +84,13 @@ def test_sizes_of_prediction_sets_and_outside_scores_are_those_of_the_results() 
             areas, rates = ([one[kind][name] for one in found] for name in ("auroc", "fpr95"))
             assert f"{statistics.mean(areas):.3f} ± " in line
             assert f"{100 * statistics.mean(rates):.1f} ± {100 * statistics.stdev(rates):.1f} %" in line
+
+
+def test_inputs_of_no_class_are_the_tables_of_the_results() -> None:
+    page = (ROOT / "docs" / "calibration.md").read_text(encoding="utf-8")
+    rows = [json.loads(line) for line in (ROOT / "results/outside.jsonl").read_text().splitlines()]
+    for table in (outside_inputs.table(rows), outside_inputs.shares(rows)):
+        assert table.replace("cub-efficientnet-lite0", "cub features") in page
 
 
 def test_a_number_that_is_not_true_is_found() -> None:

@@ -152,7 +152,7 @@ def test_sets_are_lac_and_never_empty_while_a_class_has_a_fifth() -> None:
     for coverage in (0.6, 0.9, 0.99):
         rank = math.floor((len(y) + 1) * (1 - coverage) + 1e-9)  # from below: as many may be missed
         threshold = float(on_label.sort().values[rank - 1])
-        assert found.threshold(coverage) == pytest.approx(threshold, abs=1e-12)
+        assert found.thresholds(coverage) == pytest.approx([threshold] * 5, abs=1e-12)
         sets = outputs.sets(coverage)
         for row, kept in zip(outputs.probs.tolist(), sets.tolist(), strict=True):
             expected = [p >= threshold - 1e-12 for p in row]
@@ -178,15 +178,22 @@ def test_an_outside_score_beyond_the_held_out_rows_is_unlike_all_of_them() -> No
     model, x, y = trained()
     found = calibrate(model, [(x, y)])
     assert found is not None
-    scores = model.head.outside_score(x).detach()
-    assert int((scores > found.outside).sum()) == len(y) - math.ceil((len(y) + 1) * 0.99)  # at most 1 % of them
+    assert sorted(found.outside) == ["energy", "entropy"]
+    scores = torch.stack([model.head.outside_score(x, kind).detach() for kind in found.outside])
+    limits = torch.tensor(list(found.outside.values()))[:, None]
+    strange = (scores > limits).any(0)
+    most = len(y) - math.ceil((len(y) + 1) * 0.99)  # 1 % of them
+    assert 0 < int(strange.sum()) <= most
+    for score, limit in zip(scores, limits, strict=True):  # no score is trusted more than the other
+        assert (score > limit).sum() == (scores[0] > limits[0]).sum()
+    lower = torch.where(scores < limits, scores, -math.inf).amax(1, keepdim=True)
+    assert int((scores > lower).any(0).sum()) > most  # the next limits would be too low
     states = [verdict.state for verdict in predict(model, [x]).verdicts()]
-    strange = (scores > found.outside).tolist()
-    assert any(strange)
-    assert [state == "unlike" for state in states] == strange
-    few = calibrate(model, [(x[:50], y[:50])])
+    assert [state == "unlike" for state in states] == strange.tolist()
+    few = calibrate(model, [(x[:98], y[:98])])  # too few for a limit that at most 1 % exceed
     assert few is not None
-    assert few.outside is None
+    assert few.outside == {}
+    assert list(calibrate(trained("softmax")[0], [(x, y)]).outside) == ["energy"]  # type: ignore[union-attr]
 
 
 def test_the_default_coverage_is_the_highest_with_small_sets() -> None:
@@ -203,7 +210,7 @@ def test_the_default_coverage_is_the_highest_with_small_sets() -> None:
     assert fewest is not None
     assert fewest.coverage is None
     with pytest.raises(InvalidValue, match="5 calibration rows are too few for prediction sets"):
-        fewest.threshold()
+        fewest.thresholds()
     with pytest.raises(InvalidValue, match=r"a coverage of 0.95 needs at least 19 calibration rows, got 5"):
-        fewest.threshold(0.95)
+        fewest.thresholds(0.95)
     assert predict(model, [x]).sets().any()  # the plain ones

@@ -35,6 +35,13 @@ def calibrate(
             show_default=False,
         ),
     ] = None,
+    by_class: Annotated[
+        bool,
+        typer.Option(
+            "--by-class",
+            help="Let prediction sets promise their coverage for each class, not only on average over classes.",
+        ),
+    ] = False,
     label_column: LabelColumn = None,
     id_column: IdColumn = None,
     data: MovedData = None,
@@ -68,14 +75,16 @@ def calibrate(
             )
     else:
         rows, source = read_new(trained, new, data_dir, label_column, id_column), f"rows of {Path(new).name}"
-    found = evaluation.calibrate(trained.model, trained.batches(rows), source=source)
+    found = evaluation.calibrate(trained.model, trained.batches(rows), by_class=by_class, source=source)
     assert found is not None
     write_model(run / "model.safetensors" if run.is_dir() else run, trained)
     if as_json:
         print(json.dumps({"run": str(run), **found.summary()}))
         return
     print(printable(f"Calibrated: {found.reason}."))
-    for coverage, threshold in found.summary()["thresholds"].items():
-        print(
-            f"A set of {100 * float(coverage):.0f} % coverage holds the classes of probability {threshold:.4f} or more."
-        )
+    for coverage in (float(key) for key in found.summary()["thresholds"]):
+        limits = found.thresholds(coverage)
+        least = f"{min(limits):.4f}" + (f" to {max(limits):.4f}" if min(limits) < max(limits) else "")
+        print(f"A set of {coverage:.0%} coverage holds the classes of probability {least} or more.".replace("%", " %"))
+        for note in found.notes(coverage):
+            print(f"  {note}")

@@ -20,10 +20,11 @@ from dropmax.cli.options import (
     Samples,
     Threads,
     TrustCode,
+    check_mode,
     tell,
     use_threads,
 )
-from dropmax.errors import DataError, InvalidValue, check_choice
+from dropmax.errors import DataError, InvalidValue, check_choice, did_you_mean
 from dropmax.workbench.terminal import printable
 
 if TYPE_CHECKING:
@@ -76,10 +77,7 @@ def evaluate(
         raise InvalidValue("--data and --split apply to the data of the run; NEWDATA is scored as a whole")
     if new is None and (label_column or id_column):
         raise InvalidValue("--label-column and --id-column are for NEWDATA; the run knows the columns of its own data")
-    from dropmax.heads import MODES
-
-    if mode is not None:
-        check_choice("mode", mode, MODES)
+    check_mode(mode)
     import torch
 
     from dropmax import metrics
@@ -147,7 +145,9 @@ def read_new(
         return known.test
     columns: dict[str, Any] = {"label_column": label_column, "id_column": id_column}
     expected = dataclasses.replace(expected, **{key: value for key, value in columns.items() if value})
-    part = read_labelled(Path(new).expanduser(), expected, tell)
+    if not (path := Path(new).expanduser()).exists() and not path.suffix:
+        raise DataError(f"{new} does not exist:{did_you_mean(new, NAMES)} Give a data set by name, a folder or a table")
+    part = read_labelled(path, expected, tell)
     inputs, crop = torch.from_numpy(part.inputs), None
     if trained.is_images and inputs.shape[-1] != trained.input_shape[-1]:
         crop = trained.input_shape[-1]
@@ -190,28 +190,22 @@ def _read_outside(trained: TrainedModel, path: Path) -> Tensor:
     """Read inputs that belong to no class."""
     from dropmax.workbench.data.unlabelled import read_outside
 
-    return read_outside(path.expanduser(), trained.expected, tell)
+    if not (path := path.expanduser()).exists():
+        raise DataError(f"--outside {path} does not exist: name a folder of images, .npz, .csv or .parquet")
+    return read_outside(path, trained.expected, tell)
 
 
 def _outside(trained: TrainedModel, inside: Split, unlike: Tensor) -> list[dict[str, Any]]:
     """Measure how well each score tells inputs of no class from the others."""
     import torch
 
-    from dropmax import metrics
-    from dropmax.outside import SCORES
+    from dropmax.outside import tell_apart
 
-    head, net = trained.model.head, trained.model.net
-    device = next(trained.model.parameters()).device
+    net, device = trained.model.net, next(trained.model.parameters()).device
     with torch.no_grad():
         ours = torch.cat([net(x) for x, _ in trained.batches(inside)])
         theirs = torch.cat([net(trained.prepare(x.to(device))) for x in torch.split(unlike, 500)])
-        rows = []
-        for kind in SCORES:
-            if kind == "information" and not head.masked:
-                continue
-            low, high = (head.outside_score(features, kind).cpu() for features in (ours, theirs))
-            rows.append({"score": kind, "auroc": metrics.auroc(low, high), "fpr95": metrics.fpr_at(low, high)})
-    return rows
+    return [{"score": kind, **row} for kind, row in tell_apart(trained.model.head, ours, theirs).items()]
 
 
 def _print(found: dict[str, float], title: str) -> None:

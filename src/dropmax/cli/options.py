@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from dropmax.errors import check_choice
+
 #: The keys of ``dropmax.HEADS``, written out: importing them would make ``--help`` wait for torch.
 HEAD_NAMES = (
     "softmax",
@@ -73,6 +75,12 @@ LabelColumn = Annotated[
 IdColumn = Annotated[
     str | None, typer.Option(help="A column of such a table that names the rows and is not a feature.", metavar="NAME")
 ]
+
+
+def check_mode(mode: str | None) -> None:
+    """Refuse a mode that there is not."""
+    if mode is not None:
+        check_choice("mode", mode, ("mean", "mc", "exact"))
 
 
 def use_threads(threads: int) -> None:

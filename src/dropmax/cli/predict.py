@@ -22,6 +22,7 @@ from dropmax.cli.options import (
     Samples,
     Threads,
     TrustCode,
+    check_mode,
     tell,
     use_threads,
 )
@@ -78,16 +79,18 @@ def predict(
     """
     check_choice("format", form, ("table", "csv", "json"))
     from dropmax.checks import check_probability
-    from dropmax.heads import MODES
 
-    if mode is not None:
-        check_choice("mode", mode, MODES)
+    check_mode(mode)
     if coverage is not None:
         check_probability("coverage", coverage)
         if mode is not None:
             raise InvalidValue(f"--coverage is promised for the calibrated answer: leave out --mode {mode}")
+    if all_probabilities and form == "table":
+        raise InvalidValue("--all-probabilities needs --format csv or --format json: a table has no room for them")
     if out is not None and out.exists():
         raise RunError(f"{out} exists: choose another file with --out, or delete it first")
+    if out is not None and not out.parent.is_dir():
+        raise RunError(f"{out} cannot be written: there is no directory {out.parent}")
     import torch
 
     from dropmax.workbench.data.unlabelled import Unlike, find_inputs, is_sentence, read_inputs
@@ -102,7 +105,8 @@ def predict(
             "labelled rows that did not train it if it held none out"
         )
     if coverage is not None and trained.calibration is not None:
-        trained.calibration.threshold(coverage)  # too few rows for that are reported before the work
+        for note in trained.calibration.notes(coverage):  # too few rows are refused here, before the work
+            tell(note)
     expected = trained.expected
     texts = [str(given) for given in files if expected.text_column and is_sentence(given)]
     if expected.text_column and any(os.path.isdir(given) for given in files):  # "" is the current directory

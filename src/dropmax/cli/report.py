@@ -24,10 +24,11 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write what runs found into one HTML file: numbers, curves, calibration, confusions, the hardest examples."""
+    if out.is_dir() or not out.parent.is_dir():
+        wrong = f"{out} is a directory" if out.is_dir() else f"there is no directory {out.parent}"
+        raise RunError(f"the report cannot be written: {wrong}; name a file in an existing directory with --out")
     if out.exists() and not force:
         raise RunError(f"{out} exists: choose another file with --out, or replace it with --force")
-    if out.is_dir() or not out.parent.is_dir():
-        raise RunError(f"{out} cannot be written: --out must name a new file in an existing directory")
     import json
     import shlex
     import sys

@@ -20,7 +20,17 @@ from dropmax.classifier import Classifier
 from dropmax.heads import Head
 from dropmax.topk import TopK
 
-__all__ = ["Measurement", "Outputs", "Verdict", "answer", "calibrate", "confusable", "measure", "predict"]
+__all__ = [
+    "Measurement",
+    "Outputs",
+    "Verdict",
+    "answer",
+    "calibrate",
+    "calibrate_head",
+    "confusable",
+    "measure",
+    "predict",
+]
 
 #: Without held-out rows, sets are the fewest classes whose probabilities reach this sum, and nothing is promised.
 PLAIN_COVERAGE = 0.95
@@ -79,7 +89,7 @@ class Outputs:
     retain: Tensor  #: retain probabilities rho (n, K); ones for a head without masks
     labels: Tensor = field(default_factory=_no_labels)  #: the labels that came with the inputs; empty without any
     std: Tensor | None = None  #: standard deviation over the masks (n, K), where asked for, before any temperature
-    outside: Tensor | None = None  #: outside scores (n,), of the calibrated answer only
+    outside: Tensor | None = None  #: by how much an outside score is above its limit (n,), of calibrated answers only
     calibration: Calibration | None = None  #: what ``probs`` were calibrated with
 
     @classmethod
@@ -127,14 +137,12 @@ class Outputs:
     def verdicts(self, coverage: float | None = None) -> list[Verdict]:
         """Return what each row could be, in one of three states.
 
-        A row is unlike anything the model was trained on if its set is empty, or if its outside score is higher than
-        that of 99 % of the held-out rows.
+        A row is unlike anything the model was trained on if its set is empty, or if an outside score is above its
+        limit, as for at most 1 % of the held-out rows.
         """
         counts = self.sets(coverage).sum(-1)
         order = self.probs.topk(max(1, int(counts.max())) if len(counts) else 1, dim=-1).indices
-        strange = torch.zeros(len(counts), dtype=torch.bool)
-        if self.outside is not None and self.calibration is not None and self.calibration.outside is not None:
-            strange = self.outside > self.calibration.outside
+        strange = torch.zeros_like(counts) if self.outside is None else self.outside > 0
         found = []
         for classes, count, unlike in zip(order.tolist(), counts.tolist(), strange.tolist(), strict=True):
             state = "unlike" if unlike or not count else "sure" if count == 1 else "torn"
@@ -175,7 +183,10 @@ def answer(
     calibration = head.calibration if mode is None else None
     probs = head.predict_proba(features, mode, samples=samples, generator=generator, calibrated=calibration is not None)
     deviation = head.predictive_std(features) if std else None
-    outside = head.outside_score(features) if calibration is not None else None
+    outside = None
+    if calibration is not None and calibration.outside:
+        excess = [head.outside_score(features, kind) - limit for kind, limit in calibration.outside.items()]
+        outside = torch.stack(excess).amax(0)
     return Outputs(probs, head.retain_probs(features), std=deviation, outside=outside, calibration=calibration)
 
 
@@ -220,11 +231,16 @@ def predict(
 
 @torch.no_grad()
 def calibrate(
-    model: Classifier, batches: Iterable[tuple[Tensor, Tensor]], *, source: str = "held-out rows"
+    model: Classifier,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    *,
+    by_class: bool = False,
+    source: str = "held-out rows",
 ) -> Calibration | None:
     """Fit temperatures on held-out batches, choose the mode that is the answer, and keep both in ``model.head``.
 
-    Without any rows the model stays, or becomes, uncalibrated, and None is returned.
+    With ``by_class``, prediction sets promise their coverage for each class. Without any rows the model stays, or
+    becomes, uncalibrated, and None is returned.
 
     >>> from torch import nn
     >>> from dropmax import DropMax
@@ -234,23 +250,39 @@ def calibrate(
     >>> predict(model, [torch.randn(2, 4)]).calibration is model.head.calibration
     True
     """
-    head, was_training = model.head, model.training
-    probs: dict[str, list[Tensor]] = {mode: [] for mode in (("mean", "exact") if head.masked else ("mean",))}
-    labels, outside = [], []
+    was_training = model.training
     model.eval()
     try:
-        for x, y in batches:
-            features = model.net(x)
-            outside.append(head.outside_score(features).cpu())
-            for mode, parts in probs.items():
-                parts.append(head.predict_proba(features, mode).cpu())
-            labels.append(y.cpu())
+        features = ((model.net(x), y) for x, y in batches)
+        return calibrate_head(model.head, features, by_class=by_class, source=source)
     finally:
         model.train(was_training)
+
+
+@torch.no_grad()
+def calibrate_head(
+    head: Head, batches: Iterable[tuple[Tensor, Tensor]], *, by_class: bool = False, source: str = "held-out rows"
+) -> Calibration | None:
+    """Do what :func:`calibrate` does, with batches of feature vectors and labels."""
+    probs: dict[str, list[Tensor]] = {mode: [] for mode in (("mean", "exact") if head.masked else ("mean",))}
+    # The expected entropy over the masks sees noise that the energy does not, but without masks it sees less.
+    outside: dict[str, list[Tensor]] = {kind: [] for kind in (("energy", "entropy") if head.masked else ("energy",))}
+    labels = []
+    for features, y in batches:
+        for mode, rows in probs.items():
+            rows.append(head.predict_proba(features, mode).cpu())
+        for kind, rows in outside.items():
+            rows.append(head.outside_score(features, kind).cpu())
+        labels.append(y.cpu())
     head.calibration = None
     if labels:
-        whole = {mode: torch.cat(parts) for mode, parts in probs.items()}
-        head.calibration = Calibration.fit(whole, torch.cat(labels), outside=torch.cat(outside), source=source)
+        head.calibration = Calibration.fit(
+            {mode: torch.cat(rows) for mode, rows in probs.items()},
+            torch.cat(labels),
+            outside={kind: torch.cat(rows) for kind, rows in outside.items()},
+            by_class=by_class,
+            source=source,
+        )
     return head.calibration
 
 

@@ -13,7 +13,6 @@ from typing import Any
 from torch import Tensor
 
 from dropmax import metrics
-from dropmax.calibration import apply_temperature
 from dropmax.errors import InvalidValue
 from dropmax.lab.figures import convergence, mask_curves, rejection, reliability
 from dropmax.lab.figures.runs import Run, by_data, data_name
@@ -137,20 +136,14 @@ def _modes(found: Comparison) -> list[dict[str, Any]]:
     for method, runs in found.methods.items():
         if not runs[0].has_masks:
             continue
-        calibrated = all(run.trained.calibration is not None for run in runs)
+        calibrations = [run.trained.calibration for run in runs if run.trained.calibration is not None]
         for mode, words in (("mean", "ρ in place of the masks"), ("exact", "exact sum over all masks")):
             probs = [answer(run.head, run.features(), mode=mode).probs for run in runs]
             rows.append({"method": method, "mode": words} | _averages(found, runs, probs))
-            if calibrated:
-                scaled = [_scaled(run, mode, p) for run, p in zip(runs, probs, strict=True)]
+            if len(calibrations) == len(runs):
+                scaled = [one.apply(p, mode) for one, p in zip(calibrations, probs, strict=True)]
                 rows.append({"method": method, "mode": f"{words}, with a temperature"} | _averages(found, runs, scaled))
     return rows
-
-
-def _scaled(run: Run, mode: str, probs: Tensor) -> Tensor:
-    calibration = run.trained.calibration
-    assert calibration is not None
-    return apply_temperature(probs, calibration.temperatures[mode], from_probs=True)
 
 
 def _averages(found: Comparison, runs: Sequence[Run], probs: Sequence[Tensor]) -> dict[str, float]:

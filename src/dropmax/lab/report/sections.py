@@ -115,11 +115,12 @@ def disagreements(runs: Sequence[Run]) -> dict[str, Any] | None:
         return None
     base, other = sorted(runs, key=lambda run: run.head.name != "softmax")
     wrong = [run.outputs.predicted != run.outputs.labels for run in (base, other)]
+    first, second = ("the first", "the second") if base.label == other.label else (base.label, other.label)
     rows = []
     for title, chosen, surer in (
-        ("right in the second only", wrong[0] & ~wrong[1], base),
-        ("right in the first only", wrong[1] & ~wrong[0], other),
-        ("wrong in both", wrong[0] & wrong[1], base),
+        (f"Only {second} is right", wrong[0] & ~wrong[1], base),
+        (f"Only {first} is right", wrong[1] & ~wrong[0], other),
+        ("Both are wrong", wrong[0] & wrong[1], base),
     ):
         shown = surest_mistakes(surer.outputs, chosen, SHOWN)
         rows.append(

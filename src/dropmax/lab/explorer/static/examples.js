@@ -86,12 +86,13 @@ export function examplesView(about, navigate) {
       grid.dataset.page = found.page;
       grid.querySelector("button")?.setAttribute("tabindex", "0");
       const what = found.total === 1 ? "example" : "examples";
-      byId("count").textContent = found.total ? `${count(found.total)} ${what}` : "No test example is like this.";
+      const below = `Below each: its class, the answer, and ${rival === undefined ? "the probability of its class" : "ρ"}.`;
+      byId("count").textContent = found.total ? `${count(found.total)} ${what}. ${below}` : "No test example is like this.";
       byId("page-number").textContent = `${count(found.page)} of ${count(found.pages)}`;
       byId("previous").disabled = found.page <= 1;
       byId("next").disabled = found.page >= found.pages;
       byId("grid").closest(".browser").querySelector(".pager").hidden = found.pages <= 1;
-      say(`${byId("count").textContent}, page ${found.page} of ${found.pages}`);
+      say(`${byId("count").textContent} Page ${found.page} of ${found.pages}`);
       return found;
     } catch (error) {
       if (error.name === "AbortError") return null;

@@ -113,11 +113,10 @@ function chart(curve) {
 }
 
 function key(about, answer) {
-  const probability = `probability of “${about.classes[answer]}”${about.masks === "random" ? " ± deviation" : ""}`;
   return h(
     "p",
     { className: "key" },
-    h("span", {}, h("i", { className: "key-probability" }), probability),
+    h("span", {}, h("i", { className: "key-probability" }), `probability of “${about.classes[answer]}”`),
     h("span", {}, h("i", { className: "key-entropy" }), "uncertainty: entropy, as a share of the largest possible"),
   );
 }
