@@ -272,9 +272,19 @@ def pair(options: dict[str, Any], chunk: int = 5, **more: Any) -> tuple[DropMax,
     return heads[0], heads[1]
 
 
+@pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("options", OPTIONS)
-def test_a_chunked_head_has_the_same_loss_and_gradients(options: dict[str, Any], reduction: str) -> None:
+def test_a_chunked_head_has_the_same_loss_and_gradients(
+    options: dict[str, Any], reduction: str, keep: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def losses_of(*args: Any, **more: Any) -> Any:
+        asked.append(more.pop("keep"))
+        return losses(*args, **more, keep=keep)
+
+    monkeypatch.setattr(dropmax_head, "losses", losses_of)
     chunked, whole = pair(options, dtype=torch.float64)
     features, target = torch.randn(3, 4, 6, dtype=torch.float64), torch.randint(23, (3, 4))
     samples = options.get("samples", 1)
@@ -287,6 +297,7 @@ def test_a_chunked_head_has_the_same_loss_and_gradients(options: dict[str, Any],
         results.append([loss.total, *loss.terms.values(), h.grad, *(p.grad for p in head.parameters())])
     for x, y in zip(*results, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-12)
+    assert asked == [False, True]  # who asks for blocks asks for little memory
 
 
 def test_the_seed_decides_and_the_blocks_do_not() -> None:

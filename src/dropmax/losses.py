@@ -41,13 +41,15 @@ def losses(
     options: Options,
     *,
     block_size: int,
+    keep: bool = True,
     group: dist.ProcessGroup | None = None,
     first_class: int = 0,
     all_classes: int = 0,
 ) -> RowResults:
     """Return the objective of each row, walking over blocks of ``block_size`` classes.
 
-    Where ``group`` shares the classes, the maps are this rank's part of them.
+    With ``keep``, the forward pass keeps the gradients of all blocks where they fit into memory. Otherwise the backward
+    pass computes each block again. Where ``group`` shares the classes, the maps are this rank's part of them.
 
     >>> h, target, noise = torch.randn(4, 8), torch.tensor([0, 9, 5, 4]), torch.rand(4, 10)
     >>> o, a, r = maps = [torch.nn.Linear(8, 10) for _ in range(3)]
@@ -62,7 +64,7 @@ def losses(
     if not one_block or group is not None or torch.compiler.is_compiling():  # retain logits are not kept for later
         options = options._replace(sum_entropy=True)
     gradients = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in maps)
-    keep = gradients and ((one_block and group is None) or _may_keep(maps, options))
+    keep = gradients and ((one_block and group is None) or (keep and _may_keep(maps, options)))
     # A compiler refuses the same tensor twice, and its gradient is added up here in one place.
     inputs = maps.inputs()
     shared = tuple(next(j for j in range(4) if inputs[j] is inputs[i]) for i in range(4))

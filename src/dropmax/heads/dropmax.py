@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
@@ -76,8 +77,10 @@ class DropMax(MaskedHead):
         rank: of the retain and correction maps, ``a = V_a (U_a h) + b_a`` and ``r = V_r (U_r h) + b_r``: with d
             features and K classes, each costs rank (d + K) parameters and products in place of d K. None is full rank.
         chunk_classes: compute the loss block by block, this many classes at a time, without ever holding the logits of
-            all classes (:mod:`dropmax.walk`): the same loss and gradients in memory of size batch x block. None
-            decides by the size of the logits, 0 never does. Needs ``likelihood="sampled"``.
+            all classes (:mod:`dropmax.walk`): the same loss and gradients in memory of size batch x block, for more
+            time, as the backward pass computes each block again. None uses blocks where the logits are large, and
+            keeps gradients where they need less memory than the weights; 0 computes all classes at once. Needs
+            ``likelihood="sampled"``.
 
     >>> import torch
     >>> head = DropMax(in_features=512, num_classes=100)
@@ -212,15 +215,12 @@ class DropMax(MaskedHead):
             return super().row_losses(rows, target, noise)
         given = self.rows_of(target, noise, rows)
         options, size = self.objective(), self._block_size(rows)
+        keep = not self.chunk_classes  # who asks for blocks asks for little memory
         if self.partition is None:
-            found = losses(maps, given, options, block_size=size)
-        else:
-            mine, group = self.partition.classes, self.partition.group
-            given = given.of_classes(mine)
-            found = losses(
-                maps, given, options, block_size=size, group=group, first_class=mine.start, all_classes=self.num_classes
-            )
-        return self.report(found, target)
+            return self.report(losses(maps, given, options, block_size=size, keep=keep), target)
+        mine, group = self.partition.classes, self.partition.group
+        part = functools.partial(losses, group=group, first_class=mine.start, all_classes=self.num_classes)
+        return self.report(part(maps, given.of_classes(mine), options, block_size=size, keep=keep), target)
 
     def row_losses_of(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor | None) -> RowLosses:
         """Return the loss of each row from its logits."""
