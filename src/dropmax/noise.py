@@ -19,9 +19,6 @@ _MIX_1, _MIX_2 = 0x7FEB352D, 0x846CA68B - 2**32
 #: Numbers are odd multiples of 2**-24: 23 bits, never 0 or 1, symmetric about 1/2, and exact in float32.
 _BITS = 23
 
-#: Rows are numbered from 0 and classes from here, so that one hash serves both.
-_FIRST_CLASS = 2**30
-
 
 def draw_seed(device: torch.device | str = "cpu") -> Tensor:
     """Return a seed drawn from torch's global generator; it stays on the device, without a synchronisation.
@@ -54,11 +51,10 @@ def hashes(seed: Tensor, num_rows: int, first_class: int, num_classes: int) -> t
     >>> [tuple(x.shape) for x in hashes(draw_seed(), 3, 0, 10)]
     [(3, 1), (10,)]
     """
-    indices = torch.arange(num_rows + num_classes, dtype=torch.int32, device=seed.device)
-    indices[num_rows:] += _FIRST_CLASS + first_class - num_rows
-    first, second = seed.unbind()
-    mixed = _mixed(_mixed(indices.add_(first)).bitwise_xor_(second))
-    return mixed[:num_rows].unsqueeze(-1), mixed[num_rows:]
+    rows = torch.arange(num_rows, dtype=torch.int32, device=seed.device)
+    classes = torch.arange(first_class, first_class + num_classes, dtype=torch.int32, device=seed.device)
+    by_row = _mixed(_mixed(rows.add_(seed[0])).bitwise_xor_(seed[1]))
+    return by_row.unsqueeze_(-1), _mixed(_mixed(classes.add_(seed[1])).add_(seed[0]))
 
 
 def combine(by_row: Tensor, by_class: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
