@@ -173,3 +173,22 @@ def _cell(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def markdown(*paths: Path) -> str:
+    """Return the ratios in stored results as a table of Markdown, each beside what it should be.
+
+    Rows that growth alone has are left out: they have a plot.
+    """
+    lines = ["| figure | threads | ratio | 95 % interval | aim | |", "|---|---|---|---|---|---|"]
+    for path in paths:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        for row in stored["rows"]:
+            if "what" not in row:
+                continue
+            interval = f"{row['ratio_low']:.2f}-{row['ratio_high']:.2f}" if "ratio_low" in row else ""
+            verdict = {True: "met", False: "**missed**", None: "unclear"}[row["met"]] if row["aim"] else ""
+            threads = row.get("threads", stored["provenance"]["machine"]["threads"] if interval else "")
+            aim = f"{row['aim']:g}" if row["aim"] else ""
+            lines.append(f"| {row['what']} | {threads} | {row['ratio']:.2f} | {interval} | {aim} | {verdict} |")
+    return "\n".join(lines)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import outside_inputs, set_sizes, what_rho_adds
+from benchmarks import harness, outside_inputs, set_sizes, what_rho_adds
 from tools import docs_tables
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +54,11 @@ def test_the_tables_of_studies_are_those_of_their_runs() -> None:
 def test_what_rho_adds_is_the_table_of_the_results() -> None:
     rows = [json.loads(line) for line in (ROOT / "results/rho.jsonl").read_text().splitlines()]
     assert what_rho_adds.table(rows) in (ROOT / "docs" / "what-rho-adds.md").read_text(encoding="utf-8")
+
+
+def test_the_price_of_a_softmax_is_the_table_of_the_benchmarks() -> None:
+    stored = [ROOT / "results" / "bench" / f"{name}.json" for name in ("scale", "compiled", "growth", "estimator")]
+    assert harness.markdown(*stored) in (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
 
 
 def test_what_photographs_cost_and_unfreezing_gains() -> None:
