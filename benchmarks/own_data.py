@@ -30,6 +30,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from dropmax import metrics
+from dropmax.lab.statistics import t_interval
 from dropmax.sklearn import DropMaxClassifier
 from dropmax.workbench.data import load
 from dropmax.workbench.provenance import provenance
@@ -87,6 +88,7 @@ ESTIMATORS: dict[str, Callable[[int], Any]] = {
     "HistGradientBoostingClassifier()": lambda seed: HistGradientBoostingClassifier(random_state=seed),
     "k-nearest neighbours, k by cross-validation": _neighbours,
 }
+METHODS = ("dropmax train", *ESTIMATORS)
 
 
 #: Same data, same result.
@@ -95,7 +97,7 @@ _DRAW_NOTHING = ("LogisticRegression, C by cross-validation", "k-nearest neighbo
 
 def wanted(data: str, seed: int) -> list[str]:
     """Return the methods to run: those without random numbers once where the seed does not choose the rows either."""
-    methods = ["dropmax train", *ESTIMATORS]
+    methods = list(METHODS)
     if seed and data.endswith(".npz"):
         methods = [method for method in methods if method not in _DRAW_NOTHING]
     if ".npz" in data:  # a hundred trees for each of the classes: an hour
@@ -125,22 +127,44 @@ def run(data: str, seed: int, method: str) -> dict[str, Any]:
     }
 
 
+#: What the tables call the data, in their order.
+_TITLES = {
+    "cub-efficientnet-lite0.npz": "CUB-200 features",
+    "banking77.npz": "BANKING77",
+    "clinc150.npz": "CLINC150",
+    "banking77.npz:10": "BANKING77, ten rows per class",
+    "digits": "digits",
+    "mnist-1k": "MNIST-1K pixels",
+    "breast_cancer": "breast cancer",
+    "wine": "wine",
+    "iris": "iris",
+}
+
+
 def table(rows: list[dict[str, Any]]) -> str:
-    """Return means over the seeds as Markdown: error %, log loss and CPU seconds of fitting and predicting."""
+    """Return means over the seeds as Markdown, with 95 % t-intervals where there are three seeds or more."""
     lines = []
-    for data in dict.fromkeys(row["data"] for row in rows):
-        chosen = [row for row in rows if row["data"] == data]
-        seeds = len({row["seed"] for row in chosen})
-        lines += [f"| {data}, {chosen[0]['rows']:,} rows, {seeds} seeds | error % | NLL | CPU s |", "|---|---|---|---|"]
-        known = {row["method"] for row in chosen}
-        for method in [method for method in ("dropmax train", *ESTIMATORS) if method in known]:
-            mean = {key: np.mean([r[key] for r in chosen if r["method"] == method]) for key in _SHOWN}
-            lines.append(f"| {method} | {100 * mean['error']:.2f} | {mean['nll']:.3f} | {mean['cpu_seconds']:.1f} |")
+    for data in dict.fromkeys([*_TITLES, *(row["data"] for row in rows)]):
+        by_method = {m: [row for row in rows if (row["data"], row["method"]) == (data, m)] for m in METHODS}
+        known = {method: found for method, found in by_method.items() if found}
+        if not known:
+            continue
+        title = f"{_TITLES.get(data, data)}, {next(iter(known.values()))[0]['rows']:,} rows"
+        lines += [f"| {title} | seeds | error % | NLL | CPU s |", "|---|---|---|---|---|"]
+        for method, found in known.items():
+            seconds = np.mean([row["cpu_seconds"] for row in found])
+            cells = (_cell(found, "error", 100, 2), _cell(found, "nll", 1, 3), f"{seconds:.1f}")
+            lines.append(f"| {method} | {len(found)} | {' | '.join(cells)} |")
         lines.append("")
     return "\n".join(lines)
 
 
-_SHOWN = ("error", "nll", "cpu_seconds")
+def _cell(rows: list[dict[str, Any]], key: str, scale: int, digits: int) -> str:
+    values = [scale * row[key] for row in rows]
+    if len(values) < 3:
+        return f"{np.mean(values):.{digits}f}"
+    mean, half_width = t_interval(values)
+    return f"{mean:.{digits}f} ± {half_width:.{digits}f}"
 
 
 def main() -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import harness, outside_inputs, set_sizes, what_rho_adds
+from benchmarks import harness, outside_inputs, own_data, set_sizes, what_rho_adds
+from dropmax.lab.statistics import paired_by_seed
 from tools import docs_tables
 
 ROOT = Path(__file__).parents[2]
@@ -18,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 ELSEWHERE = {
     "calibration.md": "benchmarks.set_sizes, results/sets.jsonl, compared below",
     "what-rho-adds.md": "benchmarks.what_rho_adds, results/rho.jsonl, compared below",
+    "photos-and-texts.md": "benchmarks.own_data, results/own-data.jsonl, compared below",
     "export.md": "a model card shown as an example",
 }
 
@@ -75,6 +77,84 @@ def test_what_photographs_cost_and_unfreezing_gains() -> None:
         assert f"| {shown} | {100 * error:.1f} | {nll:.3f} | {100 * ece:.1f} | {aurc:.3f} | {seconds:.1f} |" in page
     for row in embedding:
         assert f" {row['processor_ms']:.1f} ms" in page, row["kind"]
+
+
+OWN_DATA = [json.loads(line) for line in (ROOT / "results/own-data.jsonl").read_text().splitlines()]
+OURS = ("dropmax train", "DropMaxClassifier()")
+LOGISTIC, FOREST = "LogisticRegression, C by cross-validation", "RandomForestClassifier(300)"
+
+
+def own_data_by_seed(data: str, method: str, metric: str) -> dict[int, float]:
+    return {row["seed"]: row[metric] for row in OWN_DATA if (row["data"], row["method"]) == (data, method)}
+
+
+def test_own_data_are_the_tables_of_the_results() -> None:
+    page = (ROOT / "docs" / "photos-and-texts.md").read_text(encoding="utf-8")
+    assert own_data.table(OWN_DATA) in page
+
+
+def test_what_is_said_of_own_data_is_so() -> None:
+    """The sentences of docs/photos-and-texts.md above those tables, and the one on wine of docs/sklearn.md."""
+
+    def mean(data: str, method: str, metric: str) -> float:
+        return statistics.mean(own_data_by_seed(data, method, metric).values())
+
+    def lowest(data: str, method: str, metric: str) -> bool:
+        rivals = {row["method"] for row in OWN_DATA if row["data"] == data} - set(OURS)
+        return all(mean(data, method, metric) < mean(data, rival, metric) for rival in rivals)
+
+    both = [(method, metric) for method in OURS for metric in ("error", "nll")]
+    large = ("cub-efficientnet-lite0.npz", "banking77.npz", "clinc150.npz")
+    for data in (*large, "banking77.npz:10", "digits"):
+        assert all(lowest(data, method, metric) for method, metric in both), data
+    assert lowest("wine", "DropMaxClassifier()", "error")
+    assert lowest("wine", "DropMaxClassifier()", "nll")
+    assert mean("wine", "dropmax train", "error") == pytest.approx(mean("wine", LOGISTIC, "error"))
+    assert mean("wine", "dropmax train", "nll") > mean("wine", LOGISTIC, "nll")
+    for method in OURS:
+        assert mean("iris", method, "error") > mean("iris", LOGISTIC, "error")
+        assert mean("mnist-1k", method, "error") < mean("mnist-1k", LOGISTIC, "error")
+        assert mean("mnist-1k", method, "nll") > mean("mnist-1k", LOGISTIC, "nll")
+        assert mean("mnist-1k", FOREST, "error") < mean("mnist-1k", method, "error")
+
+    page = " ".join((ROOT / "docs" / "photos-and-texts.md").read_text(encoding="utf-8").split())
+    recipe, estimator, logistic = (
+        {data: f"{100 * mean(data, method, 'error'):.2f} %" for data in ("iris", large[0])}
+        for method in (*OURS, LOGISTIC)
+    )
+    assert (
+        f"{estimator['iris']} for the estimator and {recipe['iris']} for the recipe, against {logistic['iris']}" in page
+    )
+    assert f"{recipe[large[0]]} and {estimator[large[0]]} against {logistic[large[0]]} for logistic regression" in page
+    assert f"lowest error, {100 * mean('mnist-1k', FOREST, 'error'):.2f} %" in page
+    recipe_s, estimator_s, logistic_s = (
+        ", ".join(f"{mean(data, method, 'cpu_seconds'):.0f}" for data in large) for method in (*OURS, LOGISTIC)
+    )
+    assert f"the recipe {recipe_s} seconds of processor time, the estimator {estimator_s}, and logistic" in page
+    assert f"cross-validation {logistic_s}." in page
+    for data in ("wine", "breast_cancer", "iris", "digits"):
+        for method, most in ((LOGISTIC, 0.15), ("DropMaxClassifier()", 2), ("dropmax train", 4)):
+            assert mean(data, method, "cpu_seconds") < most
+
+
+def test_which_comparisons_of_own_data_with_logistic_regression_are_settled() -> None:
+    settled = set()
+    for data in ("wine", "breast_cancer", "iris", "digits", "mnist-1k", "banking77.npz:10"):
+        for method in OURS:
+            for metric in ("error", "nll"):
+                pair = (own_data_by_seed(data, name, metric) for name in (method, LOGISTIC))
+                found = paired_by_seed(*pair)
+                assert found is not None
+                if abs(found.mean) > found.half_width:
+                    settled.add((data, method, metric))
+    recipe, estimator = OURS
+    assert settled == {
+        ("iris", recipe, "error"),
+        ("mnist-1k", recipe, "error"),
+        ("banking77.npz:10", recipe, "nll"),
+        *((data, estimator, metric) for data in ("digits", "banking77.npz:10") for metric in ("error", "nll")),
+        *(("digits", recipe, metric) for metric in ("error", "nll")),
+    }
 
 
 def test_sizes_of_prediction_sets_and_outside_scores_are_those_of_the_results() -> None:
