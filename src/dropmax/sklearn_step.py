@@ -2,7 +2,7 @@
 
 A step on a small batch spends most of its time in autograd's bookkeeping and in checks of arguments that ``fit`` has
 checked already. For the usual model, a perceptron with a DropMax head, :func:`by_hand` does the same arithmetic without
-them, in about a third of the time. Everything else goes through :func:`by_autograd`.
+them. Everything else goes through :func:`by_autograd`.
 """
 
 from __future__ import annotations
