@@ -188,7 +188,8 @@ def markdown(*paths: Path) -> str:
                 continue
             interval = f"{row['ratio_low']:.2f}-{row['ratio_high']:.2f}" if "ratio_low" in row else ""
             verdict = {True: "met", False: "**missed**", None: "unclear"}[row["met"]] if row["aim"] else ""
-            threads = row.get("threads", stored["provenance"]["machine"]["threads"] if interval else "")
+            timed = interval or "time per class" in row["what"]
+            threads = row.get("threads", stored["provenance"]["machine"]["threads"] if timed else "")
             aim = f"{row['aim']:g}" if row["aim"] else ""
             lines.append(f"| {row['what']} | {threads} | {row['ratio']:.2f} | {interval} | {aim} | {verdict} |")
     return "\n".join(lines)
