@@ -39,18 +39,18 @@ def is_traced(x: Tensor) -> bool:
     >>> torch.vmap(lambda row: row * is_traced(row))(torch.ones(2))
     tensor([1., 1.])
     """
-    return torch.compiler.is_compiling() or is_transformed(x)
+    return torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
-def is_transformed(x: Tensor) -> bool:
-    """Say whether ``x`` is inside a torch.func transform or ``torch.export``, where only plain operations will do.
+def is_transformed(*tensors: Tensor) -> bool:
+    """Say whether any is inside a torch.func transform or ``torch.export``, where only plain operations will do.
 
     >>> torch.vmap(lambda row: row * is_transformed(row))(torch.ones(2))
     tensor([1., 1.])
     """
     if torch.compiler.is_compiling():  # a compiler cannot trace the question below
         return is_exporting()
-    return torch._C._functorch.is_functorch_wrapped_tensor(x)
+    return any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors))
 
 
 def is_exporting() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -431,6 +432,17 @@ def test_a_low_rank_is_the_full_rank_of_the_product_of_its_factors(likelihood: s
         loss.total.backward()
         results.append((loss.total, dict(loss.terms), h.grad, head.predict_proba(h, "exact"), head.topk(h, 3).values))
     torch.testing.assert_close(*results)
+
+
+def test_a_hook_on_one_bottleneck_is_heard() -> None:
+    torch.manual_seed(0)
+    h, target, noise = torch.randn(4, 6, dtype=F64), torch.tensor([0, 1, 4, 2]), torch.rand(4, 5, dtype=F64)
+    head = DropMax(6, 5, rank=3, dtype=F64)
+    other = copy.deepcopy(head)
+    head.retain.down.register_forward_hook(lambda module, inputs, output: 2 * output)
+    with torch.no_grad():
+        other.retain.down.weight.mul_(2)
+    torch.testing.assert_close(*(x.loss(h, target, noise=noise).total for x in (head, other)))
 
 
 def test_a_head_of_ones_own_in_ten_lines() -> None:

@@ -123,7 +123,7 @@ class MaskedHead(Head):
 
     def can_fuse(self, *tensors: Tensor) -> bool:
         """Say whether the fast form of the loss can be used: not inside torch.func, nor where epsilon underflows."""
-        return self.fused and self.epsilon >= LEAST_EPSILON and not any(is_transformed(x) for x in tensors)
+        return self.fused and self.epsilon >= LEAST_EPSILON and not is_transformed(*tensors)
 
     def rows_of(self, target: Tensor, noise: Tensor | None, like: Tensor) -> Rows:
         """Return what the fast form needs beside logits; a seed stands for noise that is to be drawn."""
