@@ -16,6 +16,9 @@ this row", and ``dropmax@exact-nll_scaled`` or ``study/variant-error`` likewise.
 ROWS are ``variant=Name to show``; a variant of another study is ``study/variant=Name``, ``variant@exact=Name`` is
 another prediction mode, and ``[0-2]`` before the ``=`` limits the seeds. Names may hold commas.
 
+``<!-- across: METRIC | REFERENCE | STUDY=Name, ... | variant=Name, ... -->`` makes one table of several studies: their
+rows, the reference's mean, and how much less it is than each variant, paired over the seeds.
+
 ``<!-- edges: STUDY, STUDY -->`` before ``<!-- end -->`` is filled with a sentence: which winners of tuning lie on an
 edge of their grids.
 
@@ -40,7 +43,7 @@ from dropmax.lab.statistics import PairedDifference, paired_by_seed, t_interval
 ROOT = Path(__file__).parents[1]
 TABLES = ROOT / "results" / "tables.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-TABLE = re.compile(r"(<!-- (table|edges): (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+TABLE = re.compile(r"(<!-- (table|across|edges): (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 COLUMN = re.compile(r"(?:(?P<reference>.+)-)?(?P<metric>\w+(?:@\w+)?)(?:\.(?P<digits>\d))?")
 INLINE = re.compile(
     r"(?P<sign>[-+−]?)(?P<mean>\d+\.?\d*)(?: ± (?P<half>\d+\.?\d*))?(?: %)?\*{0,2}<!-- (?P<what>[^>]*?) -->"
@@ -99,14 +102,42 @@ def number(mean: float, half: float | None, digits: int, sign: str = "") -> str:
 def table(specification: str) -> str:
     """Return the table that a marker asks for."""
     study, columns_text, rows_text = (part.strip() for part in " ".join(specification.split()).split("|"))
-    # A comma begins a row only where a name and "=" follow: the names to show may hold commas.
-    rows = dict(part.strip().split("=", 1) for part in re.split(r",\s*(?=[\w./@+\[\]-]+=)", rows_text))
-    rows = {name if "/" in name else f"{study}/{name}": title for name, title in rows.items()}
+    rows = {name if "/" in name else f"{study}/{name}": title for name, title in _named(rows_text).items()}
     columns = [column.strip() for column in columns_text.split(",")]
     lines = ["| | " + " | ".join(_title(column, study) for column in columns) + " |", "|---" * (len(columns) + 1) + "|"]
     for row, title in rows.items():
         lines.append(f"| {title} | " + " | ".join(_cell(study, row, column, list(rows)) for column in columns) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _named(text: str) -> dict[str, str]:
+    """Return ``name=Title to show, ...`` as a dictionary. A comma ends a title only where a name and "=" follow."""
+    return dict(part.strip().split("=", 1) for part in re.split(r",\s*(?=[\w./@+\[\]-]+=)", text))
+
+
+def across(specification: str) -> str:
+    """Return one metric of several studies: a reference's mean, and its paired difference from each variant."""
+    column, reference, studies, variants = (part.strip() for part in " ".join(specification.split()).split("|"))
+    names = _named(variants)
+    _, metric, digits = _split(column)
+    shown = [_title(metric, ""), f"{names[reference]}", *(f"less {n}" for v, n in names.items() if v != reference)]
+    lines = [f"| {' | '.join(shown)} |", "|---" * len(shown) + "|"]
+    for study, title in _named(studies).items():
+        cells = [title, number(*mean_and_half(f"{study}/{reference}", metric), digits)]
+        known = {record.variant for record in records(study)}
+        for variant in names:
+            if variant == reference:
+                continue
+            pair = f"{study}/{reference}", f"{study}/{variant}"
+            cells.append(_less(*pair, metric, digits) if variant in known else "")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _less(row: str, other: str, metric: str, digits: int) -> str:
+    found = difference(row, other, metric)
+    text = number(found.mean, found.half_width, digits, "+")
+    return f"**{text}**" if abs(found.mean) > found.half_width else text
 
 
 def _split(column: str) -> tuple[str, str, int]:
@@ -149,11 +180,7 @@ def _cell(study: str, row: str, column: str, rows: list[str]) -> str:
     if reference:
         seeds = row.partition("[")[2]
         base = (reference if "/" in reference else f"{study}/{reference}") + (f"[{seeds}" if seeds else "")
-        if base == row:
-            return ""
-        found = difference(base, row, metric)
-        text = number(found.mean, found.half_width, digits, "+")
-        return f"**{text}**" if abs(found.mean) > found.half_width else text
+        return "" if base == row else _less(base, row, metric, digits)
     mean, half = mean_and_half(row, metric)
     is_best = mean <= min(mean_and_half(other, metric)[0] for other in rows)
     text = number(mean, half, digits)
@@ -197,7 +224,7 @@ def edge_sentence(studies: str) -> str:
 
 def render(text: str) -> str:
     """Return a page with its tables written anew."""
-    writers = {"table": table, "edges": edge_sentence}
+    writers = {"table": table, "across": across, "edges": edge_sentence}
     return TABLE.sub(lambda match: match[1] + writers[match[2]](match[3]) + match[5], text)
 
 
