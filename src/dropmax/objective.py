@@ -103,7 +103,7 @@ class RowSums(NamedTuple):
 
     def total(self, cross_entropy: Tensor, options: Options, row_weight: Tensor | None = None) -> Tensor:
         """Return the objective of each row, from the sums over all classes."""
-        rest = self.kl_less_entropy * options.kl_weight
+        rest = self.kl_less_entropy if options.kl_weight == 1.0 else self.kl_less_entropy * options.kl_weight
         if options.kl_weight != options.entropy_weight:
             rest = rest.add(self.entropy, alpha=options.kl_weight - options.entropy_weight)
         rest = rest.add(self.auxiliary, alpha=options.auxiliary_weight)
@@ -247,7 +247,7 @@ def _likelihood(
     plain = not (options.label_smoothing or options.mask_gradient or options.samples > 1)
     weighed = z.add_(options.epsilon).mul_(unmasked) if plain else (z + options.epsilon) * unmasked
     total = weighed.sum(-1)
-    kept = kept_weight = kept_logit = torch.zeros_like(total)
+    kept = kept_weight = kept_logit = total  # unused without label smoothing
     share = z if x.class_weight is None else z * x.class_weight
     if options.label_smoothing:
         kept, kept_weight = z.sum(-1), share.sum(-1)
@@ -262,7 +262,9 @@ def _likelihood(
     on_nll: Any = options.cross_entropy_weight * (1 - options.label_smoothing)
     if x.row_weight is not None:
         on_nll = on_nll * x.row_weight
-    on_softmax = on_nll / total.unsqueeze(-1)
+    on_softmax = total.unsqueeze(-1).reciprocal()
+    if x.row_weight is not None or on_nll != 1.0:
+        on_softmax = on_softmax * on_nll
     on_spread = None
     if options.label_smoothing:
         on_spread = (options.cross_entropy_weight * options.label_smoothing / kept).unsqueeze(-1)
@@ -391,9 +393,9 @@ def _dot(x: Tensor, y: Tensor) -> Tensor:
 def _log_product(factors: Tensor) -> Tensor:
     """Return the sum of the logarithms of numbers between 1/2 and 1 over the classes."""
     whole = factors.shape[-1] // _FACTORS * _FACTORS
-    rest = factors[..., whole:].prod(-1).log()
     if not whole:
-        return rest
+        return factors.prod(-1).log()
+    rest = factors[..., whole:].prod(-1).log()
     groups = factors[..., :whole].reshape(*factors.shape[:-1], whole // _FACTORS, _FACTORS)
     return groups.prod(-1).log().sum(-1) + rest
 

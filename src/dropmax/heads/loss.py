@@ -47,8 +47,7 @@ class RowLosses(NamedTuple):
             shape: of the batch.
         """
         total = self.total
-        # Nothing to average over gives 0 with a zero gradient, never 0/0.
-        size: Tensor | int = max(1, total.shape[0])
+        size: Tensor | None = None
         if weight is not None and reduction == "mean":
             size = weight.to(total.dtype).sum().clamp_min(torch.finfo(total.dtype).tiny)
 
@@ -56,7 +55,10 @@ class RowLosses(NamedTuple):
             rows = rows if counts is None else rows * counts
             if reduction == "none":
                 return rows.reshape(shape)
-            return rows.sum() if reduction == "sum" else rows.sum() / size
+            # Nothing to average over gives 0 with a zero gradient, never 0/0.
+            if reduction == "sum" or not rows.shape[0]:
+                return rows.sum()
+            return rows.mean() if size is None else rows.sum() / size
 
         def terms() -> dict[str, Tensor]:
             with torch.no_grad():
