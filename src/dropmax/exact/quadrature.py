@@ -5,7 +5,7 @@ Every quantity is an integral over s of products of the class factors
     f_k(s) = 1 - rho_k + rho_k exp(-s w_k),      F(s) = prod_k f_k(s),      w_k = exp(o_k - shift).
 
 A :class:`Walk` visits the nodes s_j from left to right in blocks that fit the processor's cache, so that memory stays
-proportional to batch x classes however many nodes there are. docs/exact.md derives each constant below.
+proportional to batch x classes however many nodes there are. docs/exact.md derives the constants below.
 """
 
 from __future__ import annotations
