@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dropmax.lab.figures.subject import Subject
+from dropmax.lab.figures.runs import Subject
 from dropmax.workbench import style
 
 __all__ = ["CAPTION", "draw"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dropmax import exact
-from dropmax.lab.figures.subject import Subject
+from dropmax.lab.figures.runs import Subject
 from dropmax.lab.stability import is_target_of, on_rivals, posterior_logits
 from dropmax.workbench import style
 

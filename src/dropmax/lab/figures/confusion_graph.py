@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dropmax.lab.figures.subject import Subject
+from dropmax.lab.figures.runs import Subject
 from dropmax.workbench import style
 from dropmax.workbench.evaluation import Outputs
 

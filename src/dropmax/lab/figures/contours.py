@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dropmax.classifier import Classifier
 from dropmax.heads import make_head
-from dropmax.lab.figures.subject import Subject
+from dropmax.lab.figures.runs import Subject
 from dropmax.workbench import style
 from dropmax.workbench.networks import MLP
 

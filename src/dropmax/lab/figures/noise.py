@@ -10,8 +10,7 @@ from torch import Tensor
 
 from dropmax import exact
 from dropmax.heads.masked import sampled
-from dropmax.lab.figures.runs import Run, picture
-from dropmax.lab.figures.subject import Subject
+from dropmax.lab.figures.runs import Run, Subject, picture
 from dropmax.workbench import style
 
 __all__ = ["CAPTION", "draw", "keep_the_target"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from dropmax.lab.figures.subject import NotDrawable, Subject
+from dropmax.lab.figures.runs import NotDrawable, Subject
 from dropmax.workbench import style
 
 __all__ = ["chart", "confusion_image", "inline"]

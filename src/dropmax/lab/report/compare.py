@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from dropmax import metrics
 from dropmax.lab.experiments.tables import LEVEL, Cell, compared
-from dropmax.lab.figures.runs import Run
-from dropmax.lab.figures.subject import Subject
+from dropmax.lab.figures.runs import Run, Subject
 from dropmax.lab.statistics import PairedDifference, holm, paired_difference
 
 __all__ = ["LEVEL", "Comparison", "Difference", "compare"]

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from dropmax import metrics
 from dropmax.errors import InvalidValue
-from dropmax.lab.figures import convergence, mask_curves, rejection, reliability
-from dropmax.lab.figures.runs import Run, by_data, data_name
-from dropmax.lab.figures.subject import Subject
+from dropmax.lab.figures import confidence, training
+from dropmax.lab.figures.runs import Run, Subject, by_data, data_name
 from dropmax.lab.report.charts import chart
 from dropmax.lab.report.compare import LEVEL, Comparison, compare
 from dropmax.lab.report.sections import classes_section, disagreements, hardest_section
@@ -116,10 +115,10 @@ def _group(runs: Sequence[Run]) -> dict[str, Any]:
         "examples": len(runs[0].test),
         "data": runs[0].data,
         "methods": [_method(method, members) for method, members in found.methods.items()],
-        "reliability": chart(reliability.draw, subject, "Reliability diagrams"),
-        "rejection": chart(rejection.draw, subject, "Accuracy against rejection"),
-        "learning": chart(convergence.draw, subject, "Cross entropy in training") if _logged(runs) else None,
-        "masks": chart(mask_curves.draw, subject, "Masks in training") if main.has_masks else None,
+        "reliability": chart(confidence.draw_reliability, subject, "Reliability diagrams"),
+        "rejection": chart(confidence.draw_rejection, subject, "Accuracy against rejection"),
+        "learning": chart(training.draw_convergence, subject, "Cross entropy in training") if _logged(runs) else None,
+        "masks": chart(training.draw_masks, subject, "Masks in training") if main.has_masks else None,
     }
 
 

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from dropmax.lab.figures import confusion_graph
 from dropmax.lab.figures.demo import contrast, surest_mistakes
-from dropmax.lab.figures.runs import Run, picture
-from dropmax.lab.figures.subject import Subject
+from dropmax.lab.figures.runs import Run, Subject, picture
 from dropmax.lab.originals import Originals
 from dropmax.lab.report.charts import chart, confusion_image
 from dropmax.workbench.evaluation import answer
