@@ -66,10 +66,9 @@ def fit(points: Tensor, labels: Tensor, retain: float | None, *, steps: int, see
 
 def draw(subject: Subject) -> tuple[Any, str]:
     """Train five small networks and draw their decision regions; no run is needed."""
-    plt = style.pyplot()
     points, labels = problem()
     fresh, fresh_labels = problem(seed=1, each=2000)
-    figure, axes = plt.subplots(1, 1 + len(_RETAIN), figsize=(style.PAGE, 1.6), sharex=True, sharey=True)
+    figure, axes = style.pyplot().subplots(1, 1 + len(_RETAIN), figsize=(style.PAGE, 1.6), sharex=True, sharey=True)
     reach = 3.6
     line = torch.linspace(-reach, reach, 161)
     grid = torch.cartesian_prod(line, line)

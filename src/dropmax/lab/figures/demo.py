@@ -76,8 +76,7 @@ def surest_mistakes(base: Outputs, chosen: Tensor, limit: int) -> list[int]:
 
 def draw_demo(path: Path, images: Tensor, softmax: Outputs, dropmax: Outputs) -> None:
     """Draw the counts, the confidence of wrong answers, and digits that DropMax fixes and that both get wrong."""
-    plt = style.pyplot()
-    figure = plt.figure(figsize=(11, 9.2))
+    figure = style.pyplot().figure(figsize=(11, 9.2))
     parts = figure.subfigures(4, 1, height_ratios=[0.62, 1.75, 2.1, 2.1])
     found = contrast(softmax, dropmax)
     headline, more = found.sentences()

@@ -39,19 +39,16 @@ def keep_the_target(o: Tensor, a: Tensor, target: Tensor) -> tuple[Tensor, Tenso
 
 def draw(subject: Subject) -> tuple[Any, str]:
     """Draw the three panels, each over the pictures it is about."""
-    plt = style.pyplot()
     run = subject.with_masks()
     generator = torch.Generator().manual_seed(0)
     index = _example(run)
     target = int(run.outputs.labels[index])
     sigmas, images, o, a = _noisy(run, index, generator)
-    figure, axes = plt.subplots(2, 3, figsize=(style.PAGE, 2.9), height_ratios=[4.6, 1], sharey="row")
+    figure, axes = style.pyplot().subplots(2, 3, figsize=(style.PAGE, 2.9), height_ratios=[4.6, 1], sharey="row")
     row = torch.full((len(sigmas),), target)
     fixed = keep_the_target(o, a, row)
-    off = [
-        _panel(axes[0, 0], sigmas, o, a, row, generator),
-        _panel(axes[0, 1], sigmas, *fixed, row, generator),
-    ]
+    panels = zip(axes[0], ((o, a), fixed), strict=False)
+    off = [_panel(panel, sigmas, *logits, row, generator) for panel, logits in panels]
     for column in (0, 1):
         axes[0, column].set(xlabel="noise σ", xlim=(-0.06, 1.06), xticks=[0, 0.5, 1])
         _strip(axes[1, column], [images[i] for i in range(0, len(images), 2)])

@@ -235,9 +235,9 @@ def _plan(
             candidates = {figure.name: runs}
         needs = dataclasses.replace(figure.needs, recordings=False) if recorded else figure.needs
         reasons = []
-        for stem, group in candidates.items():
-            recordings = {run: find_recording(run, out) for run in group} if figure.uses_recordings else {}
-            subject = Subject(group, {run: found for run, found in recordings.items() if found is not None})
+        for stem, members in candidates.items():
+            recordings = {run: find_recording(run, out) for run in members} if figure.uses_recordings else {}
+            subject = Subject(members, {run: found for run, found in recordings.items() if found is not None})
             reason = needs.missing(subject)
             if reason is None:
                 planned.append((figure, subject, stem))

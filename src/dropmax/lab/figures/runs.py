@@ -232,29 +232,26 @@ def load_runs(
     """
     runs: list[Run] = []
     shared: dict[tuple[DataOptions, str], Dataset] = {}
+    where = Path(data_dir) if data_dir is not None else None
     for path in map(Path, paths):
         if path.resolve() in {run.path.resolve() for run in runs}:
             raise RunError(f"the run {path} is given twice")
         directory = RunDirectory.open(path)
         trained = load_model(path, trust_code=trust_code)
-        where = Path(data_dir) if data_dir is not None else None
         runs.append(Run(path, trained, directory.metrics(), directory.environment(), where, data, _shared=shared))
+
+    def rival_of(one: Run) -> tuple[str, str]:
+        return one.recipe.head["name"], data_name(one.recipe)
+
     for run in runs:
-        rivals = [
-            other.recipe
-            for other in runs
-            if other.recipe.head["name"] == run.recipe.head["name"] and data_name(other.recipe) == data_name(run.recipe)
-        ]
-        run.label = _label(run.recipe, rivals)
+        run.label = _label(run.recipe, [other.recipe for other in runs if rival_of(other) == rival_of(run)])
     return runs
 
 
 def by_data(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Return the runs on each data set, in the order given."""
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(run.recipe.data.name, []).append(run)
-    return groups
+    names = dict.fromkeys(run.recipe.data.name for run in runs)
+    return {name: [run for run in runs if run.recipe.data.name == name] for name in names}
 
 
 def data_name(recipe: Recipe) -> str:
@@ -290,12 +287,11 @@ def picture(split: Split, index: int) -> NDArray[np.uint8]:
     return found
 
 
-def _flat(recipe: Recipe) -> dict[str, Any]:
-    return {name: value for name, value in flattened(recipe.to_dict()).items() if name not in _NOT_THE_METHOD}
-
-
 def _label(recipe: Recipe, rivals: Sequence[Recipe]) -> str:
-    mine, others = _flat(recipe), [_flat(rival) for rival in rivals]
+    mine, *others = (
+        {name: value for name, value in flattened(one.to_dict()).items() if name not in _NOT_THE_METHOD}
+        for one in (recipe, *rivals)
+    )
     missing = object()
     keys = dict.fromkeys(key for settings in (mine, *others) for key in settings)
     differing = [key for key in keys if any(other.get(key, missing) != mine.get(key, missing) for other in others)]
