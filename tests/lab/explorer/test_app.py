@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs FastAPI (the extra `explore`)")
 
-from dropmax.lab.explorer import Explorer, images
+from dropmax.lab import images
+from dropmax.lab.explorer import Explorer
 from tests.lab.explorer.small import ADDRESSES, BYTES, drawing, make_explorer, picture
 
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("fastapi", reason="needs FastAPI (the extra `explore`)")
 
-from dropmax.lab.explorer import Explorer, images
-from dropmax.lab.explorer.guard import allowed_host
-from dropmax.lab.explorer.uploads import Uploads
+from dropmax.lab import images
+from dropmax.lab.explorer import Explorer
+from dropmax.lab.explorer.guard import Uploads, allowed_host
 from tests.lab.explorer.small import ADDRESSES, BYTES, drawing, make_explorer, picture, refused
 
 # --- refusals --------------------------------------------------------------------------------------------------------

@@ -1,31 +1,82 @@
-"""What a report says about single classes and examples: confusions, per-class numbers, disagreements, hard examples."""
+"""What a report shows: charts, confusions, per-class numbers, disagreements between runs, hard examples."""
 
 from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from markupsafe import Markup, escape
 from torch import Tensor
 
 from dropmax.lab.figures import confusion_graph
 from dropmax.lab.figures.demo import contrast, surest_mistakes
-from dropmax.lab.figures.runs import Run, Subject, picture
-from dropmax.lab.originals import Originals
-from dropmax.lab.report.charts import chart, confusion_image
+from dropmax.lab.figures.runs import NotDrawable, Run, Subject, picture
+from dropmax.lab.images import Originals
+from dropmax.workbench import style
 from dropmax.workbench.evaluation import answer
 from dropmax.workbench.training.source import data_place
 
-__all__ = ["classes_section", "disagreements", "hardest", "hardest_section"]
+__all__ = ["chart", "classes_section", "disagreements", "hardest", "hardest_section", "inline"]
 
 HARDEST, PAIRS, SHOWN = 20, 6, 6
 PHOTO = 112  # pixels: the longest side of a picture
 #: With more classes than these, a profile shows only those that matter, and the matrix becomes a picture.
 _ALL_CLASSES, _MATRIX = 12, 20
+_SHOWN_CLASSES = 40  # rows of the table of classes
+#: Colours of the figures, and the variables of report.css that stand for them.
+_VARIABLES = {
+    "#000000": "--ink",
+    "#ffffff": "--ground",
+    "#b0b0b0": "--soft",
+    "#999999": "--soft",
+    style.GREY.lower(): "--soft",
+    style.BLUE.lower(): "--blue",
+    style.ORANGE.lower(): "--orange",
+    style.TRUTH.lower(): "--green",
+    style.RED.lower(): "--red",
+}
+
+
+def chart(draw: Callable[[Subject], tuple[Any, str]], subject: Subject, label: str) -> Markup | None:
+    """Return one of the figures of :mod:`dropmax.lab.figures` as SVG, or None where it has nothing to show."""
+    try:
+        figure, _ = draw(subject)
+    except NotDrawable:
+        return None
+    return inline(figure, label)
+
+
+def inline(figure: Any, label: str) -> Markup:
+    """Return a matplotlib figure as an ``<svg>`` element and close it. Text stays text."""
+    plt = style.pyplot()
+    with plt.rc_context({"svg.fonttype": "none"}):
+        text = style.encode(figure, "svg", transparent=True).decode()
+    plt.close(figure)
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r' xmlns(:xlink)?="[^"]*"', "", text).replace("xlink:href=", "href=")
+    text = re.sub(r' id="[a-zA-Z]+[\w.]*_\d+"', "", text)  # figure_1, axes_1: once per picture, so not unique here
+    text = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", text)
+    for colour, variable in _VARIABLES.items():
+        text = text.replace(f": {colour}", f": var({variable})")
+    return Markup(text.replace("<svg ", f'<svg class="chart" role="img" aria-label="{escape(label)}" ', 1))
+
+
+def _confusion_image(counts: Any) -> Markup:
+    """Return the confusion matrix of many classes as a picture: share of each true class, darker is more."""
+    figure, axes = style.pyplot().subplots(figsize=(5.2, 4.6))
+    share = counts / counts.sum(-1, keepdims=True).clip(1)
+    image = axes.imshow(share, cmap=style.MASKS, vmin=0, vmax=1, interpolation="nearest")
+    axes.set(xlabel="answer (number of the class)", ylabel="true class")
+    axes.grid(False)
+    figure.colorbar(image, ax=axes, label="share of the true class", shrink=0.8)
+    return inline(figure, f"Confusion matrix of {len(counts)} classes")
 
 
 def classes_section(run: Run) -> dict[str, Any]:
@@ -33,9 +84,11 @@ def classes_section(run: Run) -> dict[str, Any]:
     outputs, count = run.outputs, len(run.classes)
     counts = np.zeros((count, count), np.int64)
     np.add.at(counts, (outputs.labels.numpy(), outputs.predicted.numpy()), 1)
-    found: dict[str, Any] = {"counts": counts.tolist() if count <= _MATRIX else None, "image": None, "graph": None}
-    if count > _MATRIX:
-        found["image"] = confusion_image(counts, list(run.classes))
+    found: dict[str, Any] = {"counts": None, "image": None, "graph": None}
+    if count <= _MATRIX:
+        found["counts"] = counts.tolist()
+    else:
+        found["image"] = _confusion_image(counts)
     if run.has_masks and confusion_graph.links(outputs):
         found["graph"] = chart(confusion_graph.draw, Subject([run]), "Which classes the model may confuse")
     return {**found, **_class_rows(run, counts), "pairs": _pairs(run, counts)}
@@ -60,9 +113,6 @@ def _class_rows(run: Run, counts: Any) -> dict[str, Any]:
         )
     rows.sort(key=lambda row: -(row["error"] or 0.0))
     return {"rows": rows[:_SHOWN_CLASSES], "left_out": max(0, len(rows) - _SHOWN_CLASSES), "sets": note}
-
-
-_SHOWN_CLASSES = 40
 
 
 def _sets(run: Run) -> tuple[Tensor | None, str]:

@@ -1,21 +1,25 @@
-"""Untrusted images, decoded with limits, and images for the page; nothing is written to disk."""
+"""Images for pages: untrusted uploads, decoded with limits, and what lies behind a model's features; never on disk."""
 
 from __future__ import annotations
 
 import base64
 import io
 import warnings
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from dropmax.errors import DataError
-from dropmax.workbench.data import handwriting
-from dropmax.workbench.data.images import as_input, has_too_many_passes, square
+from dropmax.workbench.backbones import Backbone, Origin, reload_backbone
+from dropmax.workbench.data import Split, handwriting
+from dropmax.workbench.data.images import as_input, decode, has_too_many_passes, square
+from dropmax.workbench.training import TrainedModel
 
-__all__ = ["FORMATS", "MOST_BYTES", "MOST_PIXELS", "as_digit", "as_trained", "open_upload", "png"]
+__all__ = ["FORMATS", "MOST_BYTES", "MOST_PIXELS", "Originals", "as_digit", "as_trained", "open_upload", "png"]
 
 MOST_BYTES = 10 * 2**20
 MOST_PIXELS = 24_000_000  # about 170 MB while it is being decoded
@@ -94,3 +98,36 @@ def png(pixels: Tensor, most: int = 4096) -> str:
     image.thumbnail((most, most))
     image.save(buffer, "PNG")
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+class Originals:
+    """What a person wants to see in place of rows of features: the photographs and sentences they come from.
+
+    A model without a pretrained network in front of it has none. ``split.shown`` names the rows, and photographs lie
+    below ``root``.
+    """
+
+    def __init__(self, trained: TrainedModel, split: Split, root: Path | None) -> None:
+        self._origin, self._shown, self._root = trained.origin, split.shown, root
+        self.kind = Origin.from_json(trained.origin).kind if trained.origin else ""  #: "images", "text" or nothing
+
+    @property
+    def backbone(self) -> Backbone:
+        """The pretrained network, for new photographs and sentences."""
+        return reload_backbone(self._origin)
+
+    def text(self, index: int) -> str | None:
+        """Return the sentence behind a row."""
+        return self._shown[index] if self.kind == "text" and self._shown else None
+
+    def picture(self, index: int, side: int) -> NDArray[np.uint8] | None:
+        """Return the centre square (3, side, side) of the photograph behind a row; None where it cannot be found."""
+        if self.kind != "images" or self._root is None or not self._shown:
+            return None
+        name = PurePosixPath(self._shown[index])
+        if name.is_absolute() or ".." in name.parts:  # a file of features may come from anybody
+            return None
+        try:
+            return decode(self._root / name, side)
+        except (DataError, OSError):
+            return None
