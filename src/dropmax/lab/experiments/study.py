@@ -27,8 +27,17 @@ from typing import Any
 
 from dropmax.errors import InvalidType, InvalidValue, unknown
 from dropmax.imports import locate
-from dropmax.lab.experiments.columns import check_code, column_name, place, resolve
-from dropmax.lab.experiments.plan import Group, Plan, check_sizes, grid_points, shortened
+from dropmax.lab.experiments.plan import (
+    Group,
+    Plan,
+    check_code,
+    check_sizes,
+    column_name,
+    grid_points,
+    place,
+    resolve,
+    shortened,
+)
 from dropmax.workbench.recipes import Recipe, parse_toml
 
 __all__ = ["plan_study", "study_names"]

@@ -406,7 +406,8 @@ def _rows_that_matter(probs: Tensor, retain: Tensor, wanted: list[int]) -> list[
 
 def _entropy(probs: Tensor) -> Tensor:
     """Return the entropy of predictions as a share of its largest value, log K."""
-    return (torch.special.entr(probs).sum(-1) / math.log(probs.shape[-1])).clamp(0, 1)
+    entropy: Tensor = torch.special.entr(probs).sum(-1) / math.log(probs.shape[-1])
+    return entropy.clamp(0, 1)
 
 
 def _rounded(values: Any) -> Any:
