@@ -82,16 +82,14 @@ def reproduce(
         if repair:
             store.repair()
         schedule = Schedule(
-            plan, store, repair=repair, keep_runs=keep_runs, on_group_done=lambda group: write_tables(store)
+            plan, store, repair=repair, keep_runs=keep_runs, on_group_done=lambda _: write_tables(store)
         )
         if schedule.left:
             progress = Progress(schedule, _estimates(plan, data_dir, engine), engine.size(), quiet=quiet)
-            options: dict[str, Any] = {
-                "data_dir": None if data_dir is None else str(Path(data_dir).expanduser().absolute()),
-                "modes": None if modes is None else list(modes),
-                "command": " ".join(["dropmax", *sys.argv[1:]]),
-            }
-            store.join(plan, options["command"])  # only now: a mistake in the plan leaves nothing behind
+            command = " ".join(["dropmax", *sys.argv[1:]])
+            where = None if data_dir is None else str(Path(data_dir).expanduser().absolute())
+            options = {"data_dir": where, "modes": None if modes is None else list(modes), "command": command}
+            store.join(plan, command)  # only now: a mistake in the plan leaves nothing behind
             if not quiet:
                 print("\n".join(_announcement(progress, engine.name)), file=sys.stderr, flush=True)
             try:

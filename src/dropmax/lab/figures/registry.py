@@ -35,24 +35,16 @@ __all__ = ["FIGURES", "Figure", "Made", "Needs", "make_figures"]
 class Needs:
     """What a figure is drawn from.
 
-    Args:
-        runs: whether any run will do, of any head.
-        masks: a run whose head learns masks, such as dropmax.
-        base: also a softmax run on the same data.
-        images: data that are images.
-        classes: the fewest and the most classes it can show.
-        recordings: the run's training, step by step (``--record``).
-
     >>> Needs(masks=True, base=True, images=True, classes=(2, 12)).words()
     'a softmax and a dropmax run on the same images of 2 to 12 classes'
     """
 
-    runs: bool = False
-    masks: bool = False
-    base: bool = False
-    images: bool = False
-    classes: tuple[int, int | None] = (2, None)
-    recordings: bool = False
+    runs: bool = False  #: any run will do, of any head
+    masks: bool = False  #: a run whose head learns masks, such as dropmax
+    base: bool = False  #: also a softmax run on the same data
+    images: bool = False  #: data that are images
+    classes: tuple[int, int | None] = (2, None)  #: the fewest and the most it can show
+    recordings: bool = False  #: the run's training, step by step (``--record``)
 
     def words(self) -> str:
         """Say it in words."""
@@ -172,14 +164,7 @@ def make_figures(
     >>> made.files[0].name
     'architecture.svg'
     """
-    for name in only:
-        if name not in FIGURES:
-            raise InvalidValue(unknown("figure", name, FIGURES))
-    chosen = [figure for figure in FIGURES.values() if not only or figure.name in only]
-    if recorded and not any(figure.uses_recordings for figure in chosen):
-        users = ", ".join(figure.name for figure in FIGURES.values() if figure.uses_recordings)
-        raise InvalidValue(f"--record is for {users}: leave it out for {', '.join(only)}")
-    forms = _formats(formats)
+    chosen, forms = _chosen(only, recorded), _formats(formats)
     style.pyplot()  # say that matplotlib is missing before the work, not after it
     out = Path(out)
     command = command or shlex.join(["dropmax", *sys.argv[1:]])
@@ -206,6 +191,17 @@ def make_figures(
     for one in refused:
         tell(one)
     return made + refused
+
+
+def _chosen(only: Sequence[str], recorded: bool) -> list[Figure]:
+    for name in only:
+        if name not in FIGURES:
+            raise InvalidValue(unknown("figure", name, FIGURES))
+    chosen = [figure for figure in FIGURES.values() if not only or figure.name in only]
+    if recorded and not any(figure.uses_recordings for figure in chosen):
+        users = ", ".join(figure.name for figure in FIGURES.values() if figure.uses_recordings)
+        raise InvalidValue(f"--record is for {users}: leave it out for {', '.join(only)}")
+    return chosen
 
 
 def _formats(formats: Sequence[str]) -> list[str]:

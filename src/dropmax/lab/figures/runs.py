@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dropmax.classifier import Classifier
 from dropmax.errors import DataError, RunError
 from dropmax.functional import _wide
 from dropmax.heads import PAPER_OBJECTIVE, Head
@@ -55,35 +54,11 @@ class Run:
     _shared: dict[tuple[DataOptions, str], Dataset] = field(default_factory=dict, repr=False)
     _features: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
-    @property
-    def recipe(self) -> Recipe:
-        """The recipe it was trained by."""
-        return self.trained.recipe
-
-    @property
-    def seed(self) -> int:
-        """The seed that decided splits, weights and noise."""
-        return self.recipe.training.seed
-
-    @property
-    def model(self) -> Classifier:
-        """Network and head."""
-        return self.trained.model
-
-    @property
-    def head(self) -> Head:
-        """The head alone."""
-        return self.trained.model.head
-
-    @property
-    def has_masks(self) -> bool:
-        """Whether its head learns random masks."""
-        return isinstance(self.head, MaskedHead)
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The names of the classes."""
-        return self.trained.classes
+    def __post_init__(self) -> None:
+        self.recipe, self.model, self.classes = self.trained.recipe, self.trained.model, self.trained.classes
+        self.head: Head = self.model.head
+        self.has_masks = isinstance(self.head, MaskedHead)  #: whether its head learns random masks
+        self.seed = self.recipe.training.seed  #: it decided splits, weights and noise
 
     @property
     def data(self) -> Dataset:
