@@ -311,6 +311,6 @@ def test_no_request_writes_a_file_or_opens_one_it_names(client: Any, tmp_path: A
 def test_a_drawing_has_the_size_of_the_page_s_canvas(client: Any) -> None:
     from dropmax.lab.explorer.app import CANVAS
 
-    assert f"SIDE = {CANVAS};" in client.get("/static/pad.js").text
+    assert f"SIDE = {CANVAS};" in client.get("/static/tryout.js").text
     assert f'width="{CANVAS}" height="{CANVAS}"' in client.get("/").text
     assert np.asarray(drawing()).shape == (CANVAS, CANVAS)
