@@ -87,17 +87,12 @@ def _tables(found: dict[str, Any]) -> Iterator[tuple[str, list[str], list[list[s
         ],
     )
     modes = {mode: found["modes"][mode] for mode in ("mean", "exact")}
+    shown = ("error", "nll", "ece", "confidence")
     yield (
         "Prediction",
         ["mode", "error", "NLL", "ECE", "confidence"],
         [
-            [
-                mode,
-                f"{100 * row['error']:.2f} %",
-                f"{row['nll']:.4f}",
-                f"{100 * row['ece']:.2f} %",
-                f"{row['confidence']:.4f}",
-            ]
+            [mode, *(f"{100 * row[k]:.2f} %" if k in ("error", "ece") else f"{row[k]:.4f}" for k in shown)]
             for mode, row in modes.items()
         ],
     )
