@@ -28,12 +28,7 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 
 
 def open_upload(content: bytes) -> Image.Image:
-    """Open an image from bytes, reading no more than its header; refuse other formats and too many pixels.
-
-    >>> open_upload(b"GIF89a, or so it says")
-    Traceback (most recent call last):
-    dropmax.errors.DataError: this file is not an image that can be read; PNG, JPEG, WEBP, GIF and BMP can
-    """
+    """Open an image from bytes, reading no more than its header; refuse other formats and too many pixels."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is the lower one
@@ -54,13 +49,7 @@ def open_upload(content: bytes) -> Image.Image:
 
 
 def as_trained(image: Image.Image, input_shape: tuple[int, ...], stored_size: int) -> Tensor:
-    """Return an opened image as uint8 (C, H, W), just as ``dropmax predict`` prepares a file.
-
-    >>> buffer = io.BytesIO()
-    >>> Image.new("RGB", (40, 20), "red").save(buffer, "PNG")
-    >>> as_trained(open_upload(buffer.getvalue()), (3, 64, 64), 72)[:, 32, 32]
-    tensor([255,   0,   0], dtype=torch.uint8)
-    """
+    """Return an opened image as uint8 (C, H, W), just as ``dropmax predict`` prepares a file."""
     try:
         pixels = square(image, stored_size)
     except Exception:
@@ -69,13 +58,7 @@ def as_trained(image: Image.Image, input_shape: tuple[int, ...], stored_size: in
 
 
 def as_digit(image: Image.Image) -> Tensor:
-    """Return an opened picture of one digit as MNIST would hold it, uint8 (1, 28, 28), as ``dropmax predict`` does.
-
-    >>> picture = Image.new("L", (100, 100), 255)
-    >>> picture.paste(0, (45, 10, 55, 90))  # a black stroke on white
-    >>> as_digit(picture).sum(-1)[0, 14]
-    tensor(765)
-    """
+    """Return an opened picture of one digit as MNIST would hold it, uint8 (1, 28, 28), as ``dropmax predict`` does."""
     try:
         return torch.from_numpy(handwriting.as_digit(image))[None]
     except DataError:
@@ -88,9 +71,6 @@ def png(pixels: Tensor, most: int = 4096) -> str:
     """Return uint8 pixels (C, H, W) as a ``data:`` address of a PNG: in colour for C = 3, else the first channel.
 
     Sides longer than ``most`` are scaled down to it.
-
-    >>> png(torch.zeros(1, 2, 2, dtype=torch.uint8))[:22]
-    'data:image/png;base64,'
     """
     array = pixels.permute(1, 2, 0).numpy() if len(pixels) == 3 else pixels[0].numpy()
     buffer = io.BytesIO()

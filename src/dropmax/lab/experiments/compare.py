@@ -22,11 +22,7 @@ __all__ = ["Difference", "compare", "make_page", "print_comparison", "to_rows"]
 
 @dataclass(frozen=True)
 class Difference:
-    """``a - b`` in one metric on one data set, in the units of the tables.
-
-    >>> Difference("mnist-1k", "error", {0: -1.0, 1: -1.2}, -1.1, 1.27, 0.06, 0.06).is_significant
-    False
-    """
+    """``a - b`` in one metric on one data set, in the units of the tables."""
 
     data: str
     metric: str
@@ -107,9 +103,6 @@ def print_comparison(a: str, b: str, differences: Sequence[Difference]) -> None:
         style="dim",
         soft_wrap=True,
     )
-
-
-# --- the page of a study -------------------------------------------------------------------------------------------
 
 
 def make_page(store: Store, metrics: Sequence[str] = DEFAULT_METRICS) -> str:

@@ -178,11 +178,9 @@ def _gpu(index: int) -> dict[str, str]:
 
 
 class Cluster:
-    """A running Ray cluster, connected to when it is first asked for something.
+    """A running Ray cluster, connected to when it is first asked for something; ``workers`` as for :class:`Local`.
 
-    Args:
-        address: ``auto`` for the cluster this machine belongs to, or ``host:port``, or ``ray://host:10001``.
-        workers: how many runs at a time; 0 for as many as the cluster takes.
+    ``address`` is ``auto`` for the cluster this machine belongs to, ``host:port``, or ``ray://host:10001``.
     """
 
     name = "ray"

@@ -218,13 +218,7 @@ def _rows(heads: Sequence[str] | None) -> list[str]:
 
 
 def search_grid(recipe: Recipe, search: str, fixed: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return what is searched for a recipe's head on its data, see docs/reproducing.md; ``fixed`` values are not.
-
-    >>> from dropmax.workbench.recipes import load_recipe
-    >>> softmax = load_recipe("cub").override({"head.name": "softmax"})
-    >>> search_grid(softmax, "wide", {}), search_grid(softmax, "paper", {})
-    ({'training.learning_rate': [0.003333, 0.01, 0.03]}, {})
-    """
+    """Return what is searched for a recipe's head on its data, see docs/reproducing.md; ``fixed`` values are not."""
     grid: dict[str, list[Any]] = {}
     if column_name(recipe.data.name).startswith("mnist"):
         grid["training.weight_decay"] = list(WEIGHT_DECAYS)
@@ -275,10 +269,6 @@ def resolve(data: str | None, recipe: str | None, folder: Path = Path()) -> tupl
 
     ``data`` is a data set, the user's own folder or file, or ``package.module:function``; None takes that of the recipe
     file. ``recipe`` is the name of one of the data set's recipes, or a ``.toml`` file. Paths begin at ``folder``.
-
-    >>> name, recipe = resolve("mnist-1k", None)
-    >>> name, recipe.data.name
-    ('released', 'mnist-1k')
     """
     changes: dict[str, Any] = {"training.refit": False}
     if recipe is not None and recipe.endswith(".toml"):
@@ -300,13 +290,7 @@ def resolve(data: str | None, recipe: str | None, folder: Path = Path()) -> tupl
 
 
 def column_name(data: str) -> str:
-    """Return what the column of some data is called; the user's own data never takes the name of a known data set.
-
-    >>> column_name("mnist-1k"), column_name("tables/my flowers.csv"), column_name("copies/mnist-1k.npz")
-    ('mnist-1k', 'my-flowers', 'own-mnist-1k')
-    >>> column_name("mine.data:birds")
-    'mine.data.birds'
-    """
+    """Return what the column of some data is called; the user's own data never takes the name of a known data set."""
     if data in NAMES or is_known(data):
         return data
     name = data.replace(":", ".") if is_function(data) else _plain(Path(data).stem)
@@ -314,12 +298,7 @@ def column_name(data: str) -> str:
 
 
 def check_code(values: dict[str, Any], source: str, trust_code: bool) -> None:
-    """Raise where a file names something to import without permission; import functions that give data.
-
-    >>> check_code({"network.name": "stranger:Net"}, "study.toml", trust_code=False)
-    Traceback (most recent call last):
-    dropmax.errors.RunError: study.toml would import 'stranger:Net' (network.name), which runs that code: ...
-    """
+    """Raise where a file names something to import without permission; import functions that give data."""
     for name, value in values.items():
         for each in value if isinstance(value, list) else [value]:
             if not name.endswith(".name") or not isinstance(each, str) or ":" not in each:
@@ -334,11 +313,7 @@ def check_code(values: dict[str, Any], source: str, trust_code: bool) -> None:
 
 
 def place(data: str, folder: Path = Path()) -> str:
-    """Return the absolute path of the user's own data, since workers may run elsewhere; names stay as they are.
-
-    >>> place("mnist-1k")
-    'mnist-1k'
-    """
+    """Return the absolute path of the user's own data, since workers may run elsewhere; names stay as they are."""
     if data in NAMES or is_known(data) or is_function(data):
         return data
     own = Path(data).expanduser()

@@ -19,12 +19,6 @@ class Schedule:
     """The jobs of a plan that are not done yet: runs before the grids of later heads, so that rows get finished.
 
     With ``repair``, runs that failed or do not fit the plan are done again.
-
-    >>> import tempfile
-    >>> from dropmax.lab.experiments.plan import plan_table
-    >>> schedule = Schedule(plan_table(["mnist-1k"], heads=["softmax"]), Store(tempfile.mkdtemp()))
-    >>> schedule.left, schedule.next().kind
-    (17, 'tune')
     """
 
     def __init__(

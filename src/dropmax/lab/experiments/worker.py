@@ -52,14 +52,6 @@ def run_job(
     A tuning job is measured on the validation set only. A run is measured on the test set twice: as predicted, and
     (``nll_scaled``, ...) with a temperature fitted on the validation set, as are its prediction sets of 95 %. A run
     that diverges gives a result with status ``failed``. Wrong data or a wrong recipe raises.
-
-    >>> import tempfile
-    >>> from dropmax.lab.experiments.plan import plan_table
-    >>> tiny = {"training.epochs": 1, "data.train_size": 50, "data.validation_size": 50}
-    >>> job = plan_table(["mnist-1k"], heads=["softmax"], tune=False, overrides=tiny).groups[0].run_jobs({}, 1)[0]
-    >>> result = run_job(job, Path(tempfile.mkdtemp()) / "work")
-    >>> result.status, [name for name in result.test["mean"] if name.startswith("nll")]
-    ('done', ['nll', 'nll_scaled'])
     """
     from dropmax.workbench.provenance import provenance
     from dropmax.workbench.training import Diverged, Interrupted

@@ -39,11 +39,6 @@ def create_app(explorer: Explorer, bound: str = "127.0.0.1", *, uploads: Uploads
     """Return the ASGI application that shows one run on a server bound to the address ``bound``.
 
     The files of the page are read once, here: no part of a request ever becomes a path.
-
-    >>> from unittest.mock import Mock
-    >>> app = create_app(Mock(spec=Explorer, map=dict, about=dict))
-    >>> sorted(route.path for route in app.routes)[:4]
-    ['/', '/api/about', '/api/examples', '/api/examples/{index}']
     """
     worker = Worker()
 

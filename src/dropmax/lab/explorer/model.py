@@ -43,17 +43,6 @@ class Explorer:
     """A trained model beside the test examples of its data, measured once; every method returns plain JSON values.
 
     Predictions are the calibrated answer, as everywhere. An example is as hard as the truth is improbable.
-
-    >>> from dropmax.workbench.recipes import load_recipe
-    >>> from dropmax.workbench.training import build
-    >>> recipe = load_recipe("mnist-1k")
-    >>> data = load_data(recipe)
-    >>> trained = TrainedModel(
-    ...     build(recipe, (1, 28, 28), 10).eval(), recipe, data.classes, (1, 28, 28), data.mean, data.std, 28
-    ... )
-    >>> explorer = Explorer(trained, Split(data.test.inputs[:20], data.test.labels[:20]), "untrained")
-    >>> explorer.examples()["total"], len(explorer.answer(data.test.inputs[0])["rows"])
-    (20, 10)
     """
 
     def __init__(
@@ -109,8 +98,6 @@ class Explorer:
         path, root = Path(run), Path(data_place(trained.recipe, run, moved)).expanduser()
         return cls(trained, data.test, path.resolve().name if path.is_dir() else path.name, other, root)
 
-    # --- about the run -------------------------------------------------------------------------------------------
-
     def about(self) -> dict[str, Any]:
         """Return what the page needs to know first."""
         recipe, other = self.trained.recipe, self.beside
@@ -151,8 +138,6 @@ class Explorer:
     def takes_drawings(self) -> bool:
         """Whether the network takes what MNIST holds: one grey image of 28 x 28."""
         return self.trained.input_shape == (1, 28, 28)
-
-    # --- the test examples ---------------------------------------------------------------------------------------
 
     def examples(
         self,
@@ -223,8 +208,6 @@ class Explorer:
             "probability": _rounded(probs[:, answer]),
             "entropy": _rounded(_entropy(probs)),
         }
-
-    # --- one answer ----------------------------------------------------------------------------------------------
 
     def both(self, inputs: Tensor, *, seed: int = 0, keep: int | None = None) -> dict[str, Any]:
         """Return :meth:`answer`, and where there is a second run its answer and probabilities under ``beside``."""
@@ -299,8 +282,6 @@ class Explorer:
         rows = zip(kept.sum(-1).tolist(), best.indices.tolist(), best.values, strict=True)
         return kept, [{"count": int(count), "class": k, "p": _rounded(p)} for count, k, p in rows]
 
-    # --- the class map -------------------------------------------------------------------------------------------
-
     def map(self) -> dict[str, Any]:
         """Return how far the mean rho of each true class (rows) lies above its base rate, and the answers given.
 
@@ -325,8 +306,6 @@ class Explorer:
             above.append(np.round((mean - base)[shown], 4).tolist() if sizes[k] else None)
         counts = confusion[np.ix_(shown, shown)].tolist()
         return {"classes": shown.tolist(), "rho": rho, "above": above, "counts": counts}
-
-    # --- inside --------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def _measure(self) -> None:

@@ -39,10 +39,6 @@ def links(outputs: Outputs, *, classes: int = MOST_CLASSES, limit: int = MOST_LI
 
     A rival is flagged where the prediction set of an example holds it beside the answer. Where no set holds two
     classes, the links are the pairs that are mistaken for one another.
-
-    >>> probs = torch.tensor([[0.8, 0.2, 0.0], [0.3, 0.7, 0.0], [0.0, 0.0, 1.0]])
-    >>> links(Outputs(probs, torch.ones(3, 3), torch.tensor([0, 0, 2])))
-    [Link(first=0, second=1, flagged=1.0, mistakes=1)]
     """
     answers = outputs.predicted
     count = outputs.probs.shape[-1]
@@ -74,9 +70,6 @@ def around_a_circle(found: list[Link], every: int = 0) -> list[int]:
     """Return the classes of some links in an order that puts linked ones side by side; also classes 0 .. every - 1.
 
     It goes from class to class along the strongest link that leads to a new one.
-
-    >>> around_a_circle([Link(0, 3, 0.5, 0), Link(3, 1, 0.4, 0), Link(2, 4, 0.1, 0)])
-    [0, 3, 1, 2, 4]
     """
     order: list[int] = []
     waiting = list(dict.fromkeys([k for link in found for k in (link.first, link.second)] + list(range(every))))

@@ -273,11 +273,7 @@ def draw_examples(subject: Subject) -> tuple[Any, str]:
 
 
 def top_and_bottom(rho: Tensor, top: int = 4, bottom: int = 2) -> list[int]:
-    """Return the classes with the highest and the lowest retain probabilities, highest first.
-
-    >>> top_and_bottom(torch.tensor([0.1, 0.9, 0.5, 0.2, 0.8, 0.7, 0.05]))
-    [1, 4, 5, 2, 0, 6]
-    """
+    """Return the classes with the highest and the lowest retain probabilities, highest first."""
     order = rho.argsort(descending=True, stable=True).tolist()
     return [*order[:top], *order[len(order) - bottom :]]
 

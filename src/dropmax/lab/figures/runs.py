@@ -200,7 +200,6 @@ def load_runs(
     """Load trained runs and label them by method; a run twice, or one without a model, is an error.
 
     ``data`` is where the data of all of them is now, if it has moved.
-    ``trust_code`` is that of :func:`~dropmax.workbench.training.load_model`.
 
     >>> load_runs([])
     []
@@ -230,12 +229,7 @@ def by_data(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def data_name(recipe: Recipe) -> str:
-    """Return how to call a recipe's data: its name, or the last part of its path.
-
-    >>> from dropmax.workbench.recipes import load_recipe
-    >>> data_name(load_recipe("mnist-1k")), data_name(load_recipe("mnist-1k").override({"data.name": "my/birds.csv"}))
-    ('mnist-1k', 'birds.csv')
-    """
+    """Return how to call a recipe's data: its name, or the last part of its path."""
     return Path(recipe.data.name).name or recipe.data.name
 
 
@@ -250,11 +244,7 @@ def slug(text: str) -> str:
 
 
 def picture(split: Split, index: int) -> NDArray[np.uint8]:
-    """Return an image as the network sees it, (H, W) or (H, W, 3), before normalisation.
-
-    >>> picture(Split(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), torch.tensor([0]), crop=4), 0).shape
-    (4, 4, 3)
-    """
+    """Return an image as the network sees it, (H, W) or (H, W, 3), before normalisation."""
     image = split.inputs[index]
     if split.crop is not None:
         image = centre_crop(image, split.crop, split.crop)

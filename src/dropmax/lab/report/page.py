@@ -25,12 +25,7 @@ __all__ = ["environment", "make_report"]
 
 
 def make_report(runs: Sequence[Run], command: str) -> str:
-    """Return a report on runs as one HTML page that needs nothing else.
-
-    Args:
-        runs: from :func:`dropmax.lab.figures.runs.load_runs`; several are compared, data set by data set.
-        command: what made it, shown at its end.
-    """
+    """Return a report on runs as one HTML page that needs nothing else; several are compared, data set by data set."""
     if not runs:
         raise InvalidValue("name at least one run to report on")
     names = list(dict.fromkeys(data_name(run.recipe) for run in runs))
@@ -52,11 +47,7 @@ def make_report(runs: Sequence[Run], command: str) -> str:
 
 
 def environment() -> Any:
-    """Return the Jinja2 environment of the report: everything is escaped, and characters that show nothing go.
-
-    >>> environment().from_string("{{ text }}").render(text="<b>\\x1b&")
-    '&lt;b&gt;&amp;'
-    """
+    """Return the Jinja2 environment of the report: everything is escaped, and characters that show nothing go."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     found = Environment(
@@ -83,11 +74,7 @@ def _cut(text: str, limit: int) -> str:
 
 
 def _portable(text: str) -> str:
-    """Return a text whose absolute paths are cut to their last part: a report is sent around.
-
-    >>> _portable("dropmax report /home/me/runs/a --out b.html")
-    'dropmax report …/a --out b.html'
-    """
+    """Return a text whose absolute paths are cut to their last part: a report is sent around."""
     return re.sub(r"""(?<![\w./:<-])(?:[A-Za-z]:[\\/]|/)(?:[^\s'"\\/]+[\\/])*([^\s'"\\/]+)""", r"…/\1", text)
 
 
