@@ -41,10 +41,8 @@ def open_upload(content: bytes) -> Image.Image:
     if image.format in ("JPEG", "MPO") and has_too_many_passes(content, image.width * image.height):
         raise DataError("this JPEG asks for more passes over its pixels than any sound one does")
     if image.width * image.height > MOST_PIXELS:
-        raise DataError(
-            f"this image has {image.width:,} x {image.height:,} pixels; "
-            f"up to {MOST_PIXELS / 1e6:.0f} million can be read"
-        )
+        size = f"{image.width:,} x {image.height:,} pixels"
+        raise DataError(f"this image has {size}; up to {MOST_PIXELS / 1e6:.0f} million can be read")
     return image
 
 

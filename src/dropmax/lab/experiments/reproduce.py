@@ -231,7 +231,11 @@ class Progress(Status):
 
 
 def _spell_seconds(seconds: float) -> str:
-    """Return a length of time as a person says it."""
+    """Return a length of time as a person says it.
+
+    >>> [_spell_seconds(s) for s in (8, 300, 9000, 400000)]
+    ['8 s', '5 min', '2.5 h', '4.6 days']
+    """
     if seconds < 100:
         return f"{seconds:.0f} s"
     if seconds < 6000:

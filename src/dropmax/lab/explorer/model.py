@@ -25,11 +25,8 @@ from dropmax.workbench.progress import progress
 from dropmax.workbench.training import TrainedModel, load_data, load_model
 from dropmax.workbench.training.source import data_place
 
-__all__ = ["ORDERS", "Explorer", "shown_name"]
+__all__ = ["Explorer", "shown_name"]
 
-#: Ways to sort the examples: "closest" by the gap between the two most probable classes, "attention" by the retain
-#: probability of the class ``rival``, and "differ" shows where a second run answers otherwise.
-ORDERS = ("closest", "hardest", "easiest", "attention", "differ")
 PAGE = 48
 MASKS = 8
 NOISE_LEVELS = tuple(step / 20 for step in range(21))
@@ -49,10 +46,8 @@ class Explorer:
         self, trained: TrainedModel, test: Split, name: str, beside: Explorer | None = None, root: Path | None = None
     ) -> None:
         if test.input_shape != trained.input_shape:
-            raise RunError(
-                f"the test examples have the shape {test.input_shape}, but {name} was trained on "
-                f"{trained.input_shape}: its data changed since"
-            )
+            trained_on = f"{name} was trained on {trained.input_shape}: its data changed since"
+            raise RunError(f"the test examples have the shape {test.input_shape}, but {trained_on}")
         if len(trained.classes) > MOST_CLASSES:
             raise RunError(
                 f"{name} has {len(trained.classes):,} classes; the explorer shows up to {MOST_CLASSES:,}. "
@@ -63,9 +58,8 @@ class Explorer:
         self.trained, self.test, self.name = trained, test, name
         self.originals = Originals(trained, test, root)
         if beside is not None and beside._kind() != self._kind():
-            raise RunError(
-                f"{beside.name} and {name} were not trained on the same classes and inputs: explore them alone"
-            )
+            both = f"{beside.name} and {name}"
+            raise RunError(f"{both} were not trained on the same classes and inputs: explore them alone")
         self.beside = beside
         self.classes = [shown_name(label, k) for k, label in enumerate(trained.classes)]
         self._measure()
@@ -121,8 +115,6 @@ class Explorer:
             "examples": len(self.test),
             "error": _rounded((self._predicted != self._labels).mean()),
             "beside": beside,
-            "page_size": PAGE,
-            "noise_levels": list(NOISE_LEVELS),
             "limits": {"bytes": images.MOST_BYTES, "pixels": images.MOST_PIXELS, "formats": list(images.FORMATS)},
         }
 
@@ -148,7 +140,11 @@ class Explorer:
         rival: int | None = None,
         page: int = 1,
     ) -> dict[str, Any]:
-        """Return a page of the examples with these classes, in this order; a page past the end is the last one."""
+        """Return a page of the examples with these classes, in this order; a page past the end is the last one.
+
+        "closest" is by the gap between the two most probable classes, "attention" by the rho of the class ``rival``,
+        and "differ" shows where the second run answers otherwise.
+        """
         chosen = np.ones(len(self.test), bool)
         for classes, wanted in ((self._labels, true), (self._predicted, predicted)):
             chosen &= True if wanted is None else classes == wanted
@@ -269,9 +265,8 @@ class Explorer:
         try:
             yield
         except NotFinite as error:
-            raise RunError(
-                f"{self.name} answers with numbers that are not finite, its weights are damaged ({error})"
-            ) from error
+            what = "answers with numbers that are not finite, its weights are damaged"
+            raise RunError(f"{self.name} {what} ({error})") from error
 
     def _sampled_masks(self, logits: Tensor, retain: Tensor, seed: int) -> tuple[Any, list[dict[str, Any]]]:
         """Return some masks, and how many classes each keeps and what is answered with it."""

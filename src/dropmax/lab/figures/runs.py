@@ -88,11 +88,10 @@ class Run:
     def _load(self) -> Dataset:
         data = load_data(self.recipe, self.data_dir, run=self.path, data=self.moved)
         if data.classes != self.classes or data.input_shape != self.trained.input_shape:
-            raise DataError(
-                f"{data_name(self.recipe)} has changed since {self.path} was trained: it had {len(self.classes)} "
-                f"classes of shape {self.trained.input_shape}, and now has {data.num_classes} of shape "
-                f"{data.input_shape}"
-            )
+            then = f"{len(self.classes)} classes of shape {self.trained.input_shape}"
+            now = f"{data.num_classes} of shape {data.input_shape}"
+            changed = f"{data_name(self.recipe)} has changed since {self.path} was trained"
+            raise DataError(f"{changed}: it had {then}, and now has {now}")
         return data
 
     def features(self, part: str = "test") -> Tensor:

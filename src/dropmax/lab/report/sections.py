@@ -100,17 +100,14 @@ def _class_rows(run: Run, counts: Any) -> dict[str, Any]:
     for k, name in enumerate(run.classes):
         mine, said, hit = int(counts[k].sum()), int(counts[:, k].sum()), int(counts[k, k])
         chosen = run.outputs.labels == k
-        rows.append(
-            {
-                "name": name,
-                "examples": mine,
-                "error": 1 - hit / mine if mine else None,
-                "precision": hit / said if said else None,
-                "recall": hit / mine if mine else None,
-                "coverage": float(sets[chosen][:, k].double().mean()) if sets is not None and mine else None,
-                "size": float(sets[chosen].sum(-1).double().mean()) if sets is not None and mine else None,
-            }
-        )
+        row = dict.fromkeys(("error", "recall", "coverage", "size")) | {"name": name, "examples": mine}
+        row["precision"] = hit / said if said else None
+        if mine:
+            row |= {"error": 1 - hit / mine, "recall": hit / mine}
+        if mine and sets is not None:
+            held, size = sets[chosen][:, k], sets[chosen].sum(-1)
+            row |= {"coverage": float(held.double().mean()), "size": float(size.double().mean())}
+        rows.append(row)
     rows.sort(key=lambda row: -(row["error"] or 0.0))
     return {"rows": rows[:_SHOWN_CLASSES], "left_out": max(0, len(rows) - _SHOWN_CLASSES), "sets": note}
 
@@ -145,16 +142,9 @@ def _pairs(run: Run, counts: Any) -> list[dict[str, Any]]:
             break
         taken = ((labels == first) & (predicted == second)) | ((labels == second) & (predicted == first))
         chosen = confidence.masked_fill(~taken, -1.0).argsort(descending=True, stable=True)[: int(taken.sum())]
-        found.append(
-            {
-                "first": run.classes[first],
-                "second": run.classes[second],
-                "mistakes": int(both[first, second]),
-                "there": int(counts[first, second]),
-                "back": int(counts[second, first]),
-                "examples": [_example(run, i) for i in chosen[:SHOWN].tolist()],
-            }
-        )
+        pair = {"first": run.classes[first], "second": run.classes[second], "mistakes": int(both[first, second])}
+        pair |= {"there": int(counts[first, second]), "back": int(counts[second, first])}
+        found.append({**pair, "examples": [_example(run, i) for i in chosen[:SHOWN].tolist()]})
     return found
 
 
@@ -172,13 +162,8 @@ def disagreements(runs: Sequence[Run]) -> dict[str, Any] | None:
         ("Both are wrong", wrong[0] & wrong[1], base),
     ):
         shown = surest_mistakes(surer.outputs, chosen, SHOWN)
-        rows.append(
-            {
-                "title": title,
-                "count": int(chosen.sum()),
-                "examples": [{**_example(base, i), "other": _said(other, i)} for i in shown],
-            }
-        )
+        examples = [{**_example(base, i), "other": _said(other, i)} for i in shown]
+        rows.append({"title": title, "count": int(chosen.sum()), "examples": examples})
     return {"first": base.label, "second": other.label, "counts": contrast(base.outputs, other.outputs), "rows": rows}
 
 
@@ -208,19 +193,11 @@ def hardest_section(run: Run) -> list[dict[str, Any]]:
 
 def _example(run: Run, index: int) -> dict[str, Any]:
     originals = Originals(run.trained, run.test, Path(data_place(run.recipe, run.path, run.moved)).expanduser())
-    if run.trained.is_images:
-        pixels: Any = picture(run.test, index)
-    else:
-        found = originals.picture(index, PHOTO)
-        pixels = None if found is None else found.transpose(1, 2, 0)
-    image = None if pixels is None else _png(pixels)
-    return {
-        "index": index,
-        "image": image,
-        "text": originals.text(index),
-        "truth": run.classes[int(run.outputs.labels[index])],
-        **_said(run, index),
-    }
+    pixels: Any = picture(run.test, index) if run.trained.is_images else None
+    if (photograph := originals.picture(index, PHOTO)) is not None:
+        pixels = photograph.transpose(1, 2, 0)
+    shown = {"image": None if pixels is None else _png(pixels), "text": originals.text(index)}
+    return {"index": index, **shown, "truth": run.classes[int(run.outputs.labels[index])], **_said(run, index)}
 
 
 def _said(run: Run, index: int) -> dict[str, Any]:

@@ -11,12 +11,13 @@ export function answerParts(about, answer, truth, onOtherMasks) {
       ? h("blockquote.sentence", { dir: "auto" }, answer.text)
       : h("div.seen.features", { "aria-hidden": "true" }, "features");
   const says = about.beside ? `${about.head} says` : "The answer";
+  const { beside } = answer;
   return [
     h(
       answer.text ? "div.answer-head.of-text" : "div.answer-head",
       seen,
       verdict("", says, answer, truth, name, ["✓ which is right", `✗ the truth is ${name(truth)}`]),
-      answer.beside ? verdict(".beside", `${about.beside.head} says`, answer.beside, truth, name, ["✓", "✗"]) : null,
+      beside ? verdict(".beside", `${about.beside.head} says`, beside, truth, name, ["✓", "✗"]) : null,
     ),
     couldBe(about, answer, name),
     classTable(about, answer, truth, name, onOtherMasks),

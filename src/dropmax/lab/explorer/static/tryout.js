@@ -118,7 +118,7 @@ export function tryView(about) {
   return () => {};
 }
 
-/** The drawing pad: white ink on black, by mouse, finger or keys. Calls `onChange` after every stroke and while drawing. */
+/** The drawing pad: white ink on black, by mouse, finger or keys. Calls `onChange` while drawing and after a stroke. */
 function drawingPad(onChange) {
   const pad = byId("pad");
   const within = (value) => Math.min(SIDE, Math.max(0, value));
