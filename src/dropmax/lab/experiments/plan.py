@@ -146,9 +146,8 @@ class Plan:
         for group in self.groups:
             name = columns.setdefault(group.data, group.recipe.data.name)
             if name != group.recipe.data.name:
-                raise InvalidValue(
-                    f"{name} and {group.recipe.data.name} would both be the column {group.data!r}: rename one of them"
-                )
+                both = f"{name} and {group.recipe.data.name}"
+                raise InvalidValue(f"{both} would both be the column {group.data!r}: rename one of them")
         ids = [job.id for group in self.groups for job in group.tune_jobs() + group.run_jobs({}, self.runs)]
         twice = next((name for name, later in itertools.pairwise(sorted(ids)) if name == later), None)
         if twice is not None:
@@ -199,10 +198,9 @@ def plan_table(
             budgets.setdefault(len(points), groups[-1].variant)
         if search == "wide" and len(budgets) > 1:
             fewest, most = min(budgets), max(budgets)
-            raise InvalidValue(
-                f"with these --set values {budgets[fewest]} would be tuned over {fewest} points and {budgets[most]} "
-                f"over {most}, which is not a fair comparison: use --no-tune, or compare fewer --heads"
-            )
+            unequal = f"{budgets[fewest]} would be tuned over {fewest} points and {budgets[most]} over {most}"
+            advice = "which is not a fair comparison: use --no-tune, or compare fewer --heads"
+            raise InvalidValue(f"with these --set values {unequal}, {advice}")
     return Plan(tuple(groups), runs, schedule_scale, train_size, overrides)
 
 

@@ -164,8 +164,7 @@ def _fixed(group: Group, tuned: dict[str, Group], store: Store) -> Group:
         )
     recipe = group.recipe.override(point)
     if recipe.network["name"] != group.recipe.network["name"]:  # it may be one to import, and that is the user's to say
-        raise InvalidValue(
-            f"--tuned-from {store.path} chose the network {recipe.network['name']!r} for {group.variant}: name it "
-            "yourself with --set network.name=... if you want it"
-        )
+        chose = f"chose the network {recipe.network['name']!r} for {group.variant}"
+        advice = "name it yourself with --set network.name=... if you want it"
+        raise InvalidValue(f"--tuned-from {store.path} {chose}: {advice}")
     return dataclasses.replace(group, recipe=recipe, points=())
