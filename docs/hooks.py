@@ -79,7 +79,7 @@ def results_chart(study: str) -> str:
     """Return the errors in a table of results.md as an SVG in the colours of the page."""
     from pathlib import Path
 
-    from dropmax.lab.report.charts import inline
+    from dropmax.lab.report.sections import inline
     from dropmax.workbench import style
 
     page = (Path(__file__).parent / "results.md").read_text(encoding="utf-8")
@@ -101,7 +101,7 @@ def picture(kind: str, studies: str, metrics: str, rows: str) -> str:
     from pathlib import Path
 
     from dropmax.lab.experiments import Store, pictures
-    from dropmax.lab.report.charts import inline
+    from dropmax.lab.report.sections import inline
 
     results = Path(__file__).parents[1] / "results"
     runs = [

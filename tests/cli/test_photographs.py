@@ -10,7 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from dropmax.lab.explorer import Explorer, images
+from dropmax.lab import images
+from dropmax.lab.explorer import Explorer
 from dropmax.workbench.data import load
 from tests.command import Run
 

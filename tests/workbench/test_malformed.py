@@ -54,7 +54,7 @@ def test_bombs_are_refused_before_they_are_unpacked(tmp_path: Path) -> None:
 
 
 def test_a_jpeg_of_very_many_passes_is_refused(tmp_path: Path) -> None:
-    from dropmax.lab.explorer.images import open_upload
+    from dropmax.lab.images import open_upload
 
     for size, scans, sound in ((24, 100, True), (4000, 5, True), (4000, 3000, False)):
         (tmp_path / "a.jpg").write_bytes(malformed.long_jpeg(size, size, scans))

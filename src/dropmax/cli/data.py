@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dropmax.cli.options import AsJson, DataDir
+from dropmax.cli.options import AsJson, DataDir, grid
 from dropmax.workbench.terminal import console as wide_console
 from dropmax.workbench.terminal import printable
 
@@ -27,9 +27,9 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
         print(json.dumps([asdict(line) for line in held], indent=2))
         return
     from rich.markup import escape
-    from rich.table import Table
 
-    table = Table("name", *(_right(title) for title in ("classes", "train", "validation", "test")), "found", box=None)
+    numbers = ("classes", "train", "validation", "test")
+    table = grid("name", *numbers, "found", right=numbers)
     for line in held:
         sizes = (line.classes, line.train, line.validation, line.test)
         found = "no" if line.found is None else escape(printable(line.found))
@@ -68,8 +68,7 @@ def fetch(
 @app.command()
 def check(
     names: Annotated[
-        list[str] | None,
-        typer.Argument(help="Names or paths; by default, every data set found.", show_default=False),
+        list[str] | None, typer.Argument(help="Names or paths; by default, every data set found.", show_default=False)
     ] = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
@@ -92,9 +91,3 @@ def check(
                 print(f"{name}: and {len(found) - _SHOWN:,} more")
     if any(finding.status in ("missing", "damaged") for found in findings.values() for finding in found):
         raise typer.Exit(1)
-
-
-def _right(title: str):  # type: ignore[no-untyped-def]  # rich is imported late, so its types are not available
-    from rich.table import Column
-
-    return Column(title, justify="right")

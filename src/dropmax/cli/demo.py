@@ -123,22 +123,17 @@ def _print(
     table = Table("head", *right, title=title, title_justify="left")
     for head, values in found.items():
         best = {name: min(found, key=lambda h: found[h][name]) for name in ("error", "nll", "ece")}
-        cells = {
-            "error": f"{100 * values['error']:.2f} %",
-            "nll": f"{values['nll']:.4f}",
-            "ece": f"{100 * values['ece']:.2f} %",
-        }
+        error, ece = (f"{100 * values[name]:.2f} %" for name in ("error", "ece"))
+        cells = {"error": error, "nll": f"{values['nll']:.4f}", "ece": ece}
         table.add_row(head, *(f"[bold]{cell}[/bold]" if best[name] == head else cell for name, cell in cells.items()))
     console = wide_console()
     console.print()
     console.print(table)
     console.print(f"\n{sentences}\n")
     console.print(f"The picture: {picture}\n\nNext:", soft_wrap=True)
+    both = command("explore", runs["dropmax"], runs["softmax"])
     for line, meaning in (
-        (
-            command("explore", runs["dropmax"], runs["softmax"]),
-            "both side by side in the browser; draw your own digit",
-        ),
+        (both, "both side by side in the browser; draw your own digit"),
         (command("evaluate", runs["dropmax"]), "more metrics of this model"),
         (command("predict", runs["dropmax"]) + " IMAGE...", "what your own digits are, and may be confused with"),
         (command("train") + " FOLDER", "the same for your own images, one sub-folder per class"),

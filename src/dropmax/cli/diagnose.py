@@ -25,8 +25,7 @@ def diagnose(
     as_json: AsJson = False,
 ) -> None:
     """Measure a model's approximations against exact inference: its posterior, sampling, the mean prediction."""
-    from dropmax.lab.diagnostics import diagnose as measure
-    from dropmax.lab.figures.diagnosis import draw_diagnosis
+    from dropmax.lab import diagnostics
     from dropmax.workbench.data import Split
     from dropmax.workbench.files import write_atomically
     from dropmax.workbench.provenance import provenance
@@ -39,11 +38,11 @@ def diagnose(
     trained = load_model(place, trust_code=trust_code)
     test = load_data(trained.recipe, data_dir, run=run, data=data).test
     chosen = Split(test.inputs[:examples], test.labels[:examples], test.crop)
-    found = measure(trained.model, trained.batches(chosen), seed=seed)
+    found = diagnostics.diagnose(trained.model, trained.batches(chosen), seed=seed)
     report = found.to_dict() | {"run": str(run), "provenance": provenance(seeds=[trained.recipe.training.seed])}
     write_atomically(place / "diagnosis.json", json.dumps(report, indent=2) + "\n")
     title = f"{trained.recipe.head['name']} on {found.examples:,} test examples of {trained.recipe.data.name}"
-    draw_diagnosis(place / "diagnosis.png", found, title)
+    diagnostics.draw_diagnosis(place / "diagnosis.png", found, title)
     if as_json:
         print(json.dumps(report))
     else:
@@ -88,17 +87,12 @@ def _tables(found: dict[str, Any]) -> Iterator[tuple[str, list[str], list[list[s
         ],
     )
     modes = {mode: found["modes"][mode] for mode in ("mean", "exact")}
+    shown = ("error", "nll", "ece", "confidence")
     yield (
         "Prediction",
         ["mode", "error", "NLL", "ECE", "confidence"],
         [
-            [
-                mode,
-                f"{100 * row['error']:.2f} %",
-                f"{row['nll']:.4f}",
-                f"{100 * row['ece']:.2f} %",
-                f"{row['confidence']:.4f}",
-            ]
+            [mode, *(f"{100 * row[k]:.2f} %" if k in ("error", "ece") else f"{row[k]:.4f}" for k in shown)]
             for mode, row in modes.items()
         ],
     )

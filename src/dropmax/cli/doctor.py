@@ -47,30 +47,17 @@ def _print(report: Report) -> None:
     table("Versions", report.versions.items())
     machine = report.machine
     devices = ", ".join(machine["devices"]) or "unknown"
-    table(
-        "Machine",
-        [
-            ("system", machine["system"]),
-            ("devices", devices),
-            ("threads", f"{machine['threads'] or 'unknown'} of {machine['cores']} cores"),
-        ],
-    )
+    threads = f"{machine['threads'] or 'unknown'} of {machine['cores']} cores"
+    table("Machine", [("system", machine["system"]), ("devices", devices), ("threads", threads)])
     if report.data:
         found = [(line["name"], _found(line)) for line in report.data["sets"]]
         table(f"Data sets, looked for in {report.data['looked_in']}", found)
-    table(
-        "Extras",
-        [
-            (
-                extra.name,
-                extra.purpose,
-                f"missing {', '.join(extra.missing)}: {extra.pip}"
-                if extra.missing
-                else ", ".join(f"{package} {version}" for package, version in extra.versions.items()),
-            )
-            for extra in report.extras
-        ],
-    )
+    extras = []
+    for extra in report.extras:
+        held = ", ".join(f"{package} {version}" for package, version in extra.versions.items())
+        missing = f"missing {', '.join(extra.missing)}: {extra.pip}"
+        extras.append((extra.name, extra.purpose, missing if extra.missing else held))
+    table("Extras", extras)
     table("Places", [(place["what"], place["path"], _state(place)) for place in report.places])
     if not report.problems:
         console.print("No problem was found.")

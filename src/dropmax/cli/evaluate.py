@@ -21,11 +21,12 @@ from dropmax.cli.options import (
     Threads,
     TrustCode,
     check_mode,
+    grid,
     tell,
     use_threads,
 )
 from dropmax.errors import DataError, InvalidValue, check_choice, did_you_mean
-from dropmax.workbench.terminal import printable
+from dropmax.workbench.terminal import console, printable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,13 +95,8 @@ def evaluate(
         what = f"{split} examples of {trained.recipe.data.name}"
     if not len(rows):
         raise DataError(f"there are no {split} examples of {trained.recipe.data.name}: it was trained without any")
-    outputs = predict(
-        trained.model,
-        trained.batches(rows),
-        mode=mode,
-        samples=samples,
-        generator=torch.Generator().manual_seed(seed),
-    )
+    generator = torch.Generator().manual_seed(seed)
+    outputs = predict(trained.model, trained.batches(rows), mode=mode, samples=samples, generator=generator)
     found = metrics.evaluate(outputs.probs, outputs.labels)
     sets = _sets(outputs, trained.classes)
     scores = [] if unlike is None else _outside(trained, rows, unlike)
@@ -108,17 +104,17 @@ def evaluate(
     shown = mode or (calibration.mode if calibration is not None else "mean")
     if as_json:
         about = {"run": str(run), "split": split} if new is None else {"run": str(run), "data": new}
-        print(
-            json.dumps(
-                {**about, "mode": shown, "examples": len(outputs.labels), **found}
-                | {"calibration": calibration and calibration.summary(), "sets": sets}
-                | ({} if outside is None else {"outside": {"data": str(outside), "scores": scores}})
-            )
-        )
+        report = {**about, "mode": shown, "examples": len(outputs.labels), **found}
+        report |= {"calibration": calibration and calibration.summary(), "sets": sets}
+        report |= {} if outside is None else {"outside": {"data": str(outside), "scores": scores}}
+        print(json.dumps(report))
         return
     title = f"{trained.recipe.head['name']} on {len(outputs.labels):,} {what}"
     _print(found, f"{title}, mode {shown}{'' if calibration is None else ', calibrated'}")
-    _print_calibration(trained, outputs, mode)
+    if calibration is not None:
+        print(printable(f"Calibrated: {calibration.reason}."))
+    elif mode is None:
+        print("Not calibrated: see `dropmax calibrate`. Without held-out rows there are no prediction sets.")
     _print_sets(sets)
     _print_outside(scores, outside)
 
@@ -166,23 +162,17 @@ def _sets(outputs: Outputs, classes: Sequence[str]) -> list[dict[str, Any]]:
         sets = outputs.sets(coverage)
         size, holds = sets.sum(-1).double(), sets.gather(-1, labels[:, None])[:, 0].double()
         mine = [labels == k for k in range(len(classes))]
-        found.append(
+        by_class = [
             {
-                "coverage": coverage,
-                "measured": float(holds.mean()),
-                "mean_size": float(size.mean()),
-                "notes": list(calibration.notes(coverage)),
-                "classes": [
-                    {
-                        "class": name,
-                        "examples": int(chosen.sum()),
-                        "measured": float(holds[chosen].mean()) if chosen.any() else None,
-                        "mean_size": float(size[chosen].mean()) if chosen.any() else None,
-                    }
-                    for name, chosen in zip(classes, mine, strict=True)
-                ],
+                "class": name,
+                "examples": int(chosen.sum()),
+                "measured": float(holds[chosen].mean()) if chosen.any() else None,
+                "mean_size": float(size[chosen].mean()) if chosen.any() else None,
             }
-        )
+            for name, chosen in zip(classes, mine, strict=True)
+        ]
+        overall = {"coverage": coverage, "measured": float(holds.mean()), "mean_size": float(size.mean())}
+        found.append({**overall, "notes": list(calibration.notes(coverage)), "classes": by_class})
     return found
 
 
@@ -210,37 +200,19 @@ def _outside(trained: TrainedModel, inside: Split, unlike: Tensor) -> list[dict[
 
 def _print(found: dict[str, float], title: str) -> None:
     from rich.markup import escape
-    from rich.table import Table
 
-    from dropmax.workbench.terminal import console
-
-    table = Table(title=escape(printable(title)), title_justify="left", box=None, show_header=False)
+    table = grid(title=escape(printable(title)), show_header=False)
     for name, value in found.items():
         label, factor, form, meaning = _WORDS[name]
         table.add_row(label, form.format(factor * value), f"[dim]{meaning}[/dim]")
     console().print(table)
 
 
-def _print_calibration(trained: TrainedModel, outputs: Outputs, mode: str | None) -> None:
-    if outputs.calibration is not None:
-        print(printable(f"Calibrated: {outputs.calibration.reason}."))
-    elif mode is None:
-        print("Not calibrated: see `dropmax calibrate`. Without held-out rows there are no prediction sets.")
-
-
 def _print_sets(sets: list[dict[str, Any]]) -> None:
-    from rich.table import Column, Table
-
-    from dropmax.workbench.terminal import console
-
     if not sets:
         return
-    table = Table(
-        Column("prediction sets"),
-        *(Column(f"{row['coverage']:.0%}", justify="right") for row in sets),
-        title_justify="left",
-        box=None,
-    )
+    promised = [f"{row['coverage']:.0%}" for row in sets]
+    table = grid("prediction sets", *promised, right=promised)
 
     def add(name: str, rows: Sequence[dict[str, Any]]) -> None:
         cells = (f"{row['measured']:.1%}, size {row['mean_size']:.2f}" if row["examples"] else "-" for row in rows)
@@ -260,20 +232,12 @@ def _print_sets(sets: list[dict[str, Any]]) -> None:
 
 
 def _print_outside(scores: list[dict[str, Any]], outside: Path | None) -> None:
-    from rich.table import Column, Table
-
     from dropmax.outside import SCORES
-    from dropmax.workbench.terminal import console
 
     if outside is None:
         return
-    table = Table(
-        Column(f"against {printable(str(outside))}"),
-        Column("AUROC", justify="right"),
-        Column("FPR at 95 %", justify="right"),
-        "",
-        box=None,
-    )
+    numbers = ("AUROC", "FPR at 95 %")
+    table = grid(f"against {printable(str(outside))}", *numbers, "", right=numbers)
     for row in scores:
         table.add_row(row["score"], f"{row['auroc']:.4f}", f"{row['fpr95']:.1%}", f"[dim]{SCORES[row['score']]}[/dim]")
     console().print(table)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dropmax.cli.options import DataDir, MovedData, Threads, TrustCode, use_threads
+from dropmax.cli.options import DataDir, MovedData, Threads, TrustCode, grid, use_threads
 from dropmax.workbench.terminal import console, printable
 
 if TYPE_CHECKING:
@@ -58,18 +58,9 @@ def figures(
         tell=(lambda one: None) if as_json else lambda one: print(printable(_line(one, width)), flush=True),
     )
     if as_json:
-        print(
-            json.dumps(
-                {
-                    "made": [
-                        {"figure": one.name, "files": list(map(str, one.files)), "caption": one.caption}
-                        for one in made
-                        if one.files
-                    ],
-                    "not_made": [{"figure": one.name, "why": one.why_not} for one in made if not one.files],
-                }
-            )
-        )
+        done = [{"figure": m.name, "files": list(map(str, m.files)), "caption": m.caption} for m in made if m.files]
+        not_done = [{"figure": m.name, "why": m.why_not} for m in made if not m.files]
+        print(json.dumps({"made": done, "not_made": not_done}))
     elif any(one.files for one in made):
         if loaded and len({(run.recipe.data.name, run.label) for run in loaded}) == len(loaded):
             print("One run per method: no bands over seeds. Give runs of other seeds for them.", file=sys.stderr)
@@ -90,16 +81,12 @@ def _line(one: Made, width: int) -> str:
 def _list(as_json: bool) -> None:
     from dropmax.lab.figures.registry import FIGURES
 
+    rows = [{"figure": f.name, "paper": f.place, "needs": f.needs.words()} for f in FIGURES.values()]
     if as_json:
-        rows = [
-            {"figure": f.name, "paper": f.place, "needs": f.needs.words(), "caption": f.caption}
-            for f in FIGURES.values()
-        ]
-        print(json.dumps(rows))
+        captions = [{"caption": figure.caption} for figure in FIGURES.values()]
+        print(json.dumps([row | caption for row, caption in zip(rows, captions, strict=True)]))
         return
-    from rich.table import Table
-
-    table = Table("figure", "in the paper", "needs", box=None)
-    for figure in FIGURES.values():
-        table.add_row(figure.name, figure.place, figure.needs.words())
+    table = grid("figure", "in the paper", "needs")
+    for row in rows:
+        table.add_row(*row.values())
     console().print(table)

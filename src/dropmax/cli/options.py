@@ -5,8 +5,9 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
+from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -96,6 +97,14 @@ def tell(note: str) -> None:
     from dropmax.workbench.terminal import printable
 
     print(f"dropmax: {printable(note)}", file=sys.stderr, flush=True)
+
+
+def grid(*titles: str, right: Collection[str] = (), **look: Any) -> Any:
+    """Return an empty table without lines; the columns in ``right`` hold numbers."""
+    from rich.table import Column, Table
+
+    columns = [Column(title, justify="right" if title in right else "left") for title in titles]
+    return Table(*columns, box=None, title_justify="left", **look)
 
 
 def command(*arguments: object) -> str:

@@ -23,11 +23,12 @@ from dropmax.cli.options import (
     Threads,
     TrustCode,
     check_mode,
+    grid,
     tell,
     use_threads,
 )
 from dropmax.errors import InvalidValue, RunError, check_choice
-from dropmax.workbench.terminal import printable
+from dropmax.workbench.terminal import console, printable
 
 if TYPE_CHECKING:
     from dropmax.workbench.evaluation import Outputs
@@ -99,12 +100,12 @@ def predict(
 
     use_threads(threads)
     trained = load_model(run, device=device or "cpu", trust_code=trust_code)
-    if coverage is not None and trained.calibration is None:
-        raise RunError(
-            f"{run} has not been calibrated, so no coverage can be promised: run `dropmax calibrate {run}`, with "
-            "labelled rows that did not train it if it held none out"
-        )
-    if coverage is not None and trained.calibration is not None:
+    if coverage is not None:
+        if trained.calibration is None:
+            raise RunError(
+                f"{run} has not been calibrated, so no coverage can be promised: run `dropmax calibrate {run}`, with "
+                "labelled rows that did not train it if it held none out"
+            )
         for note in trained.calibration.notes(coverage):  # too few rows are refused here, before the work
             tell(note)
     expected = trained.expected
@@ -129,9 +130,12 @@ def predict(
         tell(f"warning: {unlike.warning}")
     if out is None and sys.stdout.isatty():
         rows = _shown(rows)  # a script gets names as they are; a person's terminal must not obey what is in them
-    text = (
-        _table(rows, _could_be(trained, mode, coverage)) if form == "table" else _WRITERS[form](rows, trained.classes)
-    )
+    if form == "table":
+        text = _table(rows, _could_be(trained, mode, coverage))
+    elif form == "csv":
+        text = _csv(rows, trained.classes)
+    else:
+        text = json.dumps(rows, indent=2, ensure_ascii=False) + "\n"
     if out is None:
         sys.stdout.write(text)
     else:
@@ -160,14 +164,8 @@ def _rows(
             if outputs.std is not None:
                 row[f"std_{rank}"] = round(float(outputs.std[i, k]), 6)
         row["state"] = verdicts[i].state
-        row["set"] = [
-            {
-                "class": classes[k],
-                "probability": round(float(outputs.probs[i, k]), 6),
-                "retain": round(float(outputs.retain[i, k]), 4),
-            }
-            for k in verdicts[i].classes
-        ]
+        numbers = ((k, float(outputs.probs[i, k]), float(outputs.retain[i, k])) for k in verdicts[i].classes)
+        row["set"] = [{"class": classes[k], "probability": round(p, 6), "retain": round(r, 4)} for k, p, r in numbers]
         row["confusable"] = [{key: member[key] for key in ("class", "retain")} for member in row["set"][1:]]
         if all_probabilities:
             row["probabilities"] = dict(zip(classes, (round(p, 6) for p in outputs.probs[i].tolist()), strict=True))
@@ -202,17 +200,12 @@ def _in_words(row: dict[str, Any]) -> str:
 
 
 def _table(rows: list[dict[str, Any]], could_be: str) -> str:
-    from rich.table import Column, Table
     from rich.text import Text
 
-    from dropmax.workbench.terminal import console
-
     ranks = range(1, 1 + sum(key.startswith("class_") for key in rows[0]))
-    titles: list[Any] = ["input"]
-    for rank in ranks:
-        numbered = "" if len(ranks) == 1 else f" {rank}"
-        titles += [f"class{numbered}", Column(f"probability{numbered}", justify="right")]
-    table = Table(*titles, could_be, box=None)
+    numbered = [""] if len(ranks) == 1 else [f" {rank}" for rank in ranks]
+    titles = [f"{what}{rank}" for rank in numbered for what in ("class", "probability")]
+    table = grid("input", *titles, could_be, right=titles[1::2])
     for row in rows:
         cells = [row["input"]]
         for rank in ranks:
@@ -241,10 +234,3 @@ def _csv(rows: list[dict[str, Any]], classes: Sequence[str]) -> str:
         cells += [""] * (len(header) - len(cells))
         writer.writerow(cells + list(row.get("probabilities", {}).values()))
     return buffer.getvalue()
-
-
-def _json(rows: list[dict[str, Any]], classes: Sequence[str]) -> str:
-    return json.dumps(rows, indent=2, ensure_ascii=False) + "\n"
-
-
-_WRITERS = {"csv": _csv, "json": _json}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -29,10 +32,6 @@ def report(
         raise RunError(f"the report cannot be written: {wrong}; name a file in an existing directory with --out")
     if out.exists() and not force:
         raise RunError(f"{out} exists: choose another file with --out, or replace it with --force")
-    import json
-    import shlex
-    import sys
-
     from dropmax import metrics
     from dropmax.lab.figures.runs import load_runs
     from dropmax.lab.report import make_report
@@ -58,8 +57,6 @@ def report(
 
 def _report_study(places: list[Path], out: Path, as_json: bool) -> None:
     """Write the page of a table or study."""
-    import json
-
     from dropmax.lab.experiments import Store
     from dropmax.lab.experiments.compare import make_page
     from dropmax.workbench.files import write_atomically

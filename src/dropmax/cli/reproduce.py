@@ -103,12 +103,12 @@ def reproduce(
         return
     failed: dict[str, str] = {}
     if not only_tables:
-        plan = _plan(
-            data, study, recipe, heads, runs, tune and search, schedule_scale, train_size, settings or [], trust_code
-        )
+        overrides = dict(parse_override(text) for text in settings or [])
+        shared = {"schedule_scale": schedule_scale, "train_size": train_size, "recipe": recipe, "overrides": overrides}
+        plan = _plan(data, study, heads, runs, tune and search, trust_code, shared)
         if source is not None:
             plan = experiments.tuned_from(plan, source)
-        outcome = experiments.reproduce(
+        failed = experiments.reproduce(
             plan,
             out,
             engine=experiments.Cluster(address, workers) if engine == "ray" else experiments.Local(workers),
@@ -117,8 +117,7 @@ def reproduce(
             repair=repair,
             keep_runs=keep_runs,
             quiet=as_json,
-        )
-        failed = outcome.failed
+        ).failed
     written = experiments.write_tables(store, _names(metrics), _names(formats), modes=_names(table_modes))
     tables = [experiments.make_table(store, metric, modes=_names(table_modes)) for metric in _names(metrics)]
     _report(store, failed, tables, written, as_json)
@@ -132,23 +131,14 @@ def reproduce(
 def _plan(
     data: list[str] | None,
     study: str | None,
-    recipe: str | None,
     heads: str,
     runs: int | None,
     tune: bool | str,
-    schedule_scale: float,
-    train_size: int,
-    settings: list[str],
-    trust_code: bool = False,
+    trust_code: bool,
+    shared: dict[str, Any],
 ) -> Plan:
     from dropmax.lab.experiments import plan_study, plan_table
 
-    shared: dict[str, Any] = {
-        "recipe": recipe,
-        "schedule_scale": schedule_scale,
-        "train_size": train_size,
-        "overrides": dict(parse_override(text) for text in settings),
-    }
     if study is not None:
         if heads != "all" or tune not in (True, "wide"):
             raise InvalidValue("a --study names its own variants and grids: leave out --heads, --no-tune, --search")

@@ -124,13 +124,6 @@ def train(
     """
     if text is not None and backbone is None:
         backbone = "wordllama"
-    own = {
-        "data.backbone": backbone,
-        "data.text_column": text,
-        "data.test": test,
-        "data.label_column": label_column,
-        "data.id_column": id_column,
-    }
     if resume is not None:
         begun: dict[str, Any] = {"DATA": data, "--recipe": recipe, "--head": head, "--network": network, "--seed": seed}
         begun |= {"--test": test, "--label-column": label_column, "--id-column": id_column, "--set": settings}
@@ -143,9 +136,10 @@ def train(
     else:
         if moved is not None:
             raise InvalidValue(f"--data goes with --resume; name the data to train on as DATA: dropmax train {moved}")
-        values: dict[str, Any] = {**own, "head.name": head, "training.seed": seed, "training.epochs": epochs}
-        values |= {"network.name": network, "head.class_weight": _weights(class_weight)}
-        values["training.calibrate"] = False if no_calibrate else None
+        values: dict[str, Any] = {"data.backbone": backbone, "data.text_column": text, "data.test": test}
+        values |= {"data.label_column": label_column, "data.id_column": id_column, "network.name": network}
+        values |= {"head.name": head, "head.class_weight": _weights(class_weight), "training.seed": seed}
+        values |= {"training.epochs": epochs, "training.calibrate": False if no_calibrate else None}
         overrides = dict(parse_override(text) for text in settings or [])
         overrides |= {name: value for name, value in values.items() if value is not None}
         if unfreeze is not None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from timeit import repeat
 from typing import Any
 
 import torch
@@ -19,8 +21,9 @@ from dropmax.heads.dropmax import DropMax
 from dropmax.heads.masked import MaskedHead, monte_carlo
 from dropmax.lab.stability import gradient_stability, is_target_of
 from dropmax.lab.statistics import require_scipy
+from dropmax.workbench import style
 
-__all__ = ["Diagnosis", "confusion_tracking", "diagnose"]
+__all__ = ["Diagnosis", "confusion_tracking", "diagnose", "draw_diagnosis"]
 
 MC_SAMPLES = (1, 10, 100, 1000)
 
@@ -100,53 +103,37 @@ def _posterior(
 ) -> tuple[dict[str, dict[str, float]], list[tuple[float, float]]]:
     true, q, rho = exact.posterior(o, a, y), head.posterior_probs(h, y), a.sigmoid()
     is_target = is_target_of(q, y)
-    found = {}
-    for kind, chosen in (("target", is_target), ("rivals", ~is_target)):
-        found[kind] = {
-            "rho": rho[chosen].mean().item(),
-            "q": q[chosen].mean().item(),
-            "true": true[chosen].mean().item(),
-            "difference": (q - true)[chosen].abs().mean().item(),
-        }
-    generator = torch.Generator().manual_seed(0)
-    count = int((~is_target).sum())
-    shown = torch.randperm(count, generator=generator)[:2000].to(q.device)
-    pairs = torch.stack([true[~is_target][shown], q[~is_target][shown]], -1).tolist()
-    return found, [(x, z) for x, z in pairs]
+    values = {"rho": rho, "q": q, "true": true, "difference": (q - true).abs()}
+    found = {
+        kind: {name: value[chosen].mean().item() for name, value in values.items()}
+        for kind, chosen in (("target", is_target), ("rivals", ~is_target))
+    }
+    of_rivals = true[~is_target], q[~is_target]
+    shown = torch.randperm(len(of_rivals[0]), generator=torch.Generator().manual_seed(0))[:2000].to(q.device)
+    return found, list(zip(*(values[shown].tolist() for values in of_rivals), strict=True))
 
 
 def _monte_carlo(o: Tensor, a: Tensor, seed: int) -> list[dict[str, float]]:
     truth = exact.predictive(o.double(), a.double())
-    exact_seconds = _seconds(lambda: exact.predictive(o, a))
+    exact_seconds = min(repeat(lambda: exact.predictive(o, a), repeat=3, number=1))
     rows = []
     for samples in MC_SAMPLES:
         generator = torch.Generator(o.device).manual_seed(seed)
         error = monte_carlo(o, a, samples, generator).double() - truth
-        seconds = _seconds(lambda s=samples, g=generator: monte_carlo(o, a, s, g))  # type: ignore[misc]
-        rows.append(
-            {
-                "samples": samples,
-                "rms_error": error.square().mean().sqrt().item(),
-                "largest_error": error.abs().max().item(),
-                "time_ratio": seconds / exact_seconds,
-            }
-        )
+        seconds = min(repeat(partial(monte_carlo, o, a, samples, generator), repeat=3, number=1))
+        errors = {"rms_error": error.square().mean().sqrt().item(), "largest_error": error.abs().max().item()}
+        rows.append({"samples": samples, **errors, "time_ratio": seconds / exact_seconds})
     return rows
 
 
 def _modes(head: MaskedHead, h: Tensor, y: Tensor) -> dict[str, Any]:
     probs = {mode: head.predict_proba(h, mode) for mode in ("mean", "exact")}
-    found: dict[str, Any] = {
-        mode: {
-            "error": metrics.error(p, y),
-            "nll": metrics.nll(p, y),
-            "ece": metrics.ece(p, y),
-            "confidence": p.max(-1).values.mean().item(),
-        }
-        for mode, p in probs.items()
-    }
-    found["difference"] = (probs["mean"] - probs["exact"]).abs().mean().item()
-    return found
+    measures: dict[str, Any] = {"error": metrics.error, "nll": metrics.nll, "ece": metrics.ece}
+    found: dict[str, Any] = {}
+    for mode, p in probs.items():
+        found[mode] = {name: measure(p, y) for name, measure in measures.items()}
+        found[mode]["confidence"] = p.max(-1).values.mean().item()
+    return found | {"difference": (probs["mean"] - probs["exact"]).abs().mean().item()}
 
 
 def _gradient(head: DropMax, h: Tensor, y: Tensor, repeats: int, seed: int) -> dict[str, dict[str, float]]:
@@ -208,10 +195,32 @@ def confusion_tracking(retain: Tensor, labels: Tensor, predicted: Tensor) -> flo
     return float(require_scipy().spearmanr(*of_pairs).statistic)
 
 
-def _seconds(work: Callable[[], object], repeats: int = 3) -> float:
-    times = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - started)
-    return min(times)
+def draw_diagnosis(path: Path, found: Diagnosis, title: str) -> None:
+    """Draw q against the true posterior, Monte Carlo's error against S, and mean against exact prediction."""
+    figure, (posterior, sampling, modes) = style.pyplot().subplots(1, 3, figsize=(11, 3.6), width_ratios=[1.1, 1.1, 1])
+    figure.suptitle(title, fontsize=10)
+    true, q = zip(*found.marginals, strict=True)
+    posterior.plot([0, 1], [0, 1], color=style.GREY, linewidth=1)
+    posterior.plot(true, q, ".", color=style.BLUE, markersize=3, alpha=0.35)
+    posterior.set(title="Rivals' masks given the label", xlim=(0, 1), ylim=(0, 1))
+    posterior.set(xlabel="true posterior $p(z_k=1\\,|\\,x,y)$", ylabel="$q(z_k=1\\,|\\,x,y)$")
+
+    samples, errors = ([row[name] for row in found.monte_carlo] for name in ("samples", "rms_error"))
+    sampling.loglog(samples, errors, "o-", color=style.BLUE)
+    for row in found.monte_carlo:
+        place, side = ((6, 5), "left") if row["samples"] < 1000 else ((-4, -14), "right")
+        words, at = f"{row['time_ratio']:.2g}× exact's time", (row["samples"], row["rms_error"])
+        sampling.annotate(words, at, textcoords="offset points", xytext=place, ha=side, fontsize=7.5)
+    sampling.set(title="Monte Carlo against exact", xlabel="masks sampled, S", ylabel="rms error of a probability")
+    sampling.set(xlim=(0.7, 4000), ylim=(min(errors) / 2, max(errors) * 2.5))
+
+    factors = {"error": 100, "ece": 100, "nll": 10}
+    for shift, mode, colour, hatch in ((-0.19, "mean", style.BLUE, ""), (0.19, "exact", style.ORANGE, "//")):
+        values = [factor * found.modes[mode][key] for key, factor in factors.items()]
+        look = {"color": colour, "hatch": hatch, "label": mode, "edgecolor": "white"}
+        bars = modes.bar([i + shift for i in range(3)], values, width=0.36, **look)
+        modes.bar_label(bars, [f"{v:.2f}" for v in values], fontsize=7.5)
+    modes.set(title="Mean and exact prediction", xticks=range(3), xticklabels=["error %", "ECE %", "NLL × 10"])
+    modes.grid(False)
+    modes.legend()
+    style.save(figure, path)

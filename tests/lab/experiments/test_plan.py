@@ -236,10 +236,8 @@ def test_a_study_that_is_not_there(tmp_path: Path) -> None:
     ],
 )
 def test_a_plan_that_was_asked_for_wrongly(asked: dict[str, object], message: str) -> None:
-    usual: dict[str, object] = {
-        "data": ["mnist-1k"], "study": None, "recipe": None, "heads": "all", "runs": None, "tune": True,
-        "schedule_scale": 1.0, "train_size": 0, "settings": [],
-    }  # fmt: skip
+    usual: dict[str, object] = {"data": ["mnist-1k"], "study": None, "heads": "all", "runs": None, "tune": True}
+    usual |= {"trust_code": False, "shared": {}}
     with pytest.raises(InvalidValue, match=message):
         _plan(**{**usual, **asked})  # type: ignore[arg-type]
 

@@ -18,8 +18,8 @@ import pytest
 
 from dropmax.errors import DropMaxError
 from dropmax.lab.experiments import Job, Local, Plan, RunRecord, Store, plan_study, plan_table, reproduce
-from dropmax.lab.experiments.columns import resolve
-from dropmax.lab.experiments.progress import Progress, estimate_seconds
+from dropmax.lab.experiments.plan import resolve
+from dropmax.lab.experiments.reproduce import Progress, estimate_seconds
 from dropmax.lab.experiments.schedule import Schedule
 from dropmax.lab.experiments.worker import run_job
 

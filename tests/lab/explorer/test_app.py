@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs FastAPI (the extra `explore`)")
 
-from dropmax.lab.explorer import Explorer, images
+from dropmax.lab import images
+from dropmax.lab.explorer import Explorer
 from tests.lab.explorer.small import ADDRESSES, BYTES, drawing, make_explorer, picture
 
 
@@ -18,7 +19,7 @@ def test_the_page_and_its_files_are_there(client: Any) -> None:
     assert page.headers["content-type"].startswith("text/html")
     named = {part.split('"')[0] for part in page.text.split('"/static/')[1:]}
     assert {"style.css", "main.js", "icon.svg"} <= named
-    for name in (*named, "dom.js", "api.js", "answer.js", "examples.js", "tryout.js", "pad.js", "map.js", "noise.js"):
+    for name in (*named, "page.js", "answer.js", "examples.js", "tryout.js", "map.js", "noise.js"):
         file = client.get(f"/static/{name}")
         assert file.status_code == 200
         assert "http://" not in file.text.replace("http://www.w3.org/2000/svg", "")

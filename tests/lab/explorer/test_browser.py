@@ -22,7 +22,8 @@ if chromium() is None:
     pytest.skip("needs Chromium (apt-get install chromium)", allow_module_level=True)
 
 from dropmax import Classifier, DropMax
-from dropmax.lab.explorer import Explorer, images
+from dropmax.lab import images
+from dropmax.lab.explorer import Explorer
 from dropmax.lab.explorer.app import create_app
 from dropmax.workbench.data import Split, load
 from dropmax.workbench.recipes import load_recipe

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from dropmax.errors import DataError
-from dropmax.lab.explorer import images
+from dropmax.lab import images
 from dropmax.workbench.data import load
 from dropmax.workbench.data.unlabelled import Expected, read_inputs
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("fastapi", reason="needs FastAPI (the extra `explore`)")
 
-from dropmax.lab.explorer import Explorer, images
-from dropmax.lab.explorer.guard import allowed_host
-from dropmax.lab.explorer.uploads import Uploads
+from dropmax.lab import images
+from dropmax.lab.explorer import Explorer
+from dropmax.lab.explorer.guard import Uploads, allowed_host
 from tests.lab.explorer.small import ADDRESSES, BYTES, drawing, make_explorer, picture, refused
 
 # --- refusals --------------------------------------------------------------------------------------------------------
@@ -311,6 +311,6 @@ def test_no_request_writes_a_file_or_opens_one_it_names(client: Any, tmp_path: A
 def test_a_drawing_has_the_size_of_the_page_s_canvas(client: Any) -> None:
     from dropmax.lab.explorer.app import CANVAS
 
-    assert f"SIDE = {CANVAS};" in client.get("/static/pad.js").text
+    assert f"SIDE = {CANVAS};" in client.get("/static/tryout.js").text
     assert f'width="{CANVAS}" height="{CANVAS}"' in client.get("/").text
     assert np.asarray(drawing()).shape == (CANVAS, CANVAS)

@@ -15,7 +15,7 @@ pytest.importorskip("fastapi", reason="needs FastAPI (the extra `explore`)")
 from dropmax.errors import RunError
 from dropmax.lab.explorer import Explorer, server
 from dropmax.lab.explorer.app import create_app
-from dropmax.lab.explorer.uploads import Uploads
+from dropmax.lab.explorer.guard import Uploads
 from tests.lab.explorer.small import drawing, running, talk
 
 Place = tuple[str, int]

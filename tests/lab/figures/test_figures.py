@@ -12,8 +12,7 @@ from dropmax import PAPER_OBJECTIVE
 from dropmax.errors import DropMaxError, InvalidValue, RunError
 from dropmax.lab.figures import contours
 from dropmax.lab.figures.registry import FIGURES, Made, Needs, make_figures
-from dropmax.lab.figures.runs import _label, load_runs
-from dropmax.lab.figures.subject import Subject
+from dropmax.lab.figures.runs import Subject, _label, load_runs
 from dropmax.workbench.recipes import load_recipe
 
 pytest.importorskip("matplotlib", reason="needs matplotlib (the extra `figures`)")
@@ -185,9 +184,9 @@ def test_nothing_is_overwritten_without_force(tmp_path: Path, name: str, message
 def test_a_perfect_base_model_leaves_nothing_hard(
     image_runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dropmax.lab.figures import retain_profiles
+    from dropmax.lab.figures import profiles
 
-    monkeypatch.setattr(retain_profiles, "hardest", lambda base, limit: [])
+    monkeypatch.setattr(profiles, "hardest", lambda base, limit: [])
     runs = load_runs(image_runs[:2])
     with pytest.raises(
         RunError, match=r"retain-profiles-spots needs test examples that softmax gets wrong, and .* right"

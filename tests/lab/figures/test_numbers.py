@@ -16,8 +16,8 @@ from torch import Tensor
 from dropmax import exact
 from dropmax.heads.masked import sampled
 from dropmax.lab.figures import condition, confusion_graph, noise
-from dropmax.lab.figures.examples import top_and_bottom
-from dropmax.lab.figures.subject import Subject
+from dropmax.lab.figures.profiles import top_and_bottom
+from dropmax.lab.figures.runs import Subject
 from dropmax.workbench import style
 from dropmax.workbench.evaluation import Outputs
 

@@ -2,9 +2,9 @@
 
 How ``dropmax reproduce`` turns a study into a table, in the order of the work:
 
-1. ``study`` and ``plan`` (with ``columns``, which finds data and recipes) decide every run before the first one starts.
-2. ``reproduce`` does what is missing: ``schedule`` hands out jobs, grids first; ``engines`` sends them to processes or
-   to a cluster; ``worker`` trains and measures one; ``progress`` shows how far it is.
+1. ``study`` and ``plan`` decide every run before the first one starts.
+2. ``reproduce`` does what is missing and shows how far it is: ``schedule`` hands out jobs, grids first; ``engines``
+   sends them to processes or to a cluster; ``worker`` trains and measures one.
 3. ``store`` appends each result to ``results.jsonl``; ``records`` says what a line holds.
 4. ``tables`` computes means, intervals and comparisons beside the numbers of ``paper``; ``render`` writes them;
    ``compare`` and ``pictures`` show two variants, or a whole study.

@@ -22,11 +22,7 @@ __all__ = ["Difference", "compare", "make_page", "print_comparison", "to_rows"]
 
 @dataclass(frozen=True)
 class Difference:
-    """``a - b`` in one metric on one data set, in the units of the tables.
-
-    >>> Difference("mnist-1k", "error", {0: -1.0, 1: -1.2}, -1.1, 1.27, 0.06, 0.06).is_significant
-    False
-    """
+    """``a - b`` in one metric on one data set, in the units of the tables."""
 
     data: str
     metric: str
@@ -58,24 +54,23 @@ def compare(store: Store, a: str, b: str, metrics: Sequence[str] = DEFAULT_METRI
         raise InvalidValue(f"--compare needs two different variants, got {a!r} twice")
     for metric in metrics:
         check_choice("metric", metric, METRICS)
+
+    def values(data: str, name: str, metric: str) -> dict[int, float]:
+        variant, _, mode = name.partition("@")
+        return by_seed((r for r in runs if (r.data, r.variant) == (data, variant)), metric, mode or "mean")
+
     found = []
     for data in _data(runs):
         for metric in metrics:
-            first, second = (_values(runs, data, name, metric) for name in (a, b))
+            first, second = (values(data, name, metric) for name in (a, b))
             pair = paired_by_seed(first, second)
             if pair is not None:
-                values = {seed: first[seed] - second[seed] for seed in sorted(set(first) & set(second))}
-                found.append(Difference(data, metric, values, *pair, corrected=pair.p_value))
+                by_pair = {seed: first[seed] - second[seed] for seed in sorted(set(first) & set(second))}
+                found.append(Difference(data, metric, by_pair, *pair, corrected=pair.p_value))
     if not found:
         raise InvalidValue(f"{a} and {b} share no two seeds on any data set in {store.path}: run more --runs of both")
     corrected = holm([difference.p_value for difference in found])
     return [replace(difference, corrected=p) for difference, p in zip(found, corrected, strict=True)]
-
-
-def _values(runs: Sequence[RunRecord], data: str, name: str, metric: str) -> dict[int, float]:
-    variant, _, mode = name.partition("@")
-    chosen = [record for record in runs if (record.data, record.variant) == (data, variant)]
-    return by_seed(chosen, metric, mode or "mean")
 
 
 def to_rows(differences: Sequence[Difference]) -> list[dict[str, Any]]:
@@ -100,16 +95,9 @@ def print_comparison(a: str, b: str, differences: Sequence[Difference]) -> None:
         grid.add_row(escape(found.data), short_title(found.metric), number, str(len(found.values)), *p_values)
     console = Console(highlight=False)
     console.print(grid)
-    console.print(
-        "Mean and 95 % t-interval of the paired differences over the seeds; negative favours "
-        f"{escape(a)}. Bold: significant at {100 * LEVEL:g} % after Holm's correction for {len(differences)} "
-        "comparisons.",
-        style="dim",
-        soft_wrap=True,
-    )
-
-
-# --- the page of a study -------------------------------------------------------------------------------------------
+    note = f"Mean and 95 % t-interval of the paired differences over the seeds; negative favours {escape(a)}. "
+    note += f"Bold: significant at {100 * LEVEL:g} % after Holm's correction for {len(differences)} comparisons."
+    console.print(note, style="dim", soft_wrap=True)
 
 
 def make_page(store: Store, metrics: Sequence[str] = DEFAULT_METRICS) -> str:
@@ -120,15 +108,12 @@ def make_page(store: Store, metrics: Sequence[str] = DEFAULT_METRICS) -> str:
     runs = [record for record in store.runs() if record.status == "done"]
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(resources.files(__package__).joinpath("study.html.j2").read_text("utf-8"))
+    drawn = {data: _image(curves([record for record in runs if record.data == data])) for data in _data(runs)}
     return template.render(
         css=resources.files("dropmax.lab.report").joinpath("report.css").read_text("utf-8"),
         name=store.path.resolve().name,
         tables=[(table, METRICS[table.metric], _image(points(table))) for table in tables],
-        curves=[
-            (data, picture)
-            for data in _data(runs)
-            if (picture := _image(curves([record for record in runs if record.data == data]))) is not None
-        ],
+        curves=[(data, picture) for data, picture in drawn.items() if picture is not None],
         origin=tables[0].provenance,
         runs=runs,
         number=number_text,

@@ -1,9 +1,7 @@
 """Where a schedule's jobs are done: processes on this machine, or the tasks of a Ray cluster.
 
-On small networks two processes with one thread beat one process with two. A worker that is killed costs its run one
-of two attempts, and the second resumes from the first one's checkpoint. A Ray task whose worker or node dies is started
-again by Ray, from the beginning; where only the worker died, the next task on that machine removes what it left. Only
-the driver writes results.
+A local worker that is killed costs its run one of two attempts, and the second resumes from the first one's checkpoint.
+Ray starts a task whose worker or node died again, from the beginning. Only the driver writes results.
 """
 
 from __future__ import annotations
@@ -180,11 +178,9 @@ def _gpu(index: int) -> dict[str, str]:
 
 
 class Cluster:
-    """A running Ray cluster, connected to when it is first asked for something.
+    """A running Ray cluster, connected to when it is first asked for something; ``workers`` as for :class:`Local`.
 
-    Args:
-        address: ``auto`` for the cluster this machine belongs to, or ``host:port``, or ``ray://host:10001``.
-        workers: how many runs at a time; 0 for as many as the cluster takes.
+    ``address`` is ``auto`` for the cluster this machine belongs to, ``host:port``, or ``ray://host:10001``.
     """
 
     name = "ray"

@@ -22,15 +22,8 @@ _CURVES = {"error": ("error on held-out rows (%)", 100.0), "nll": ("NLL on held-
 
 
 def short_title(metric: str) -> str:
-    """Return the title of a metric without the word "test".
-
-    >>> short_title("error")
-    'error (%)'
-    """
+    """Return the title of a metric without the word "test"."""
     return METRICS[metric].title.removeprefix("test ")
-
-
-# --- every seed ------------------------------------------------------------------------------------------------------
 
 
 def differences(a: str, b: str, found: Sequence[Difference]) -> Any:
@@ -77,21 +70,13 @@ def _seeds(
         axes.errorbar(mean, y, xerr=half_width, fmt="D", capsize=3, markersize=4, color=color)
 
 
-# --- validation curves -----------------------------------------------------------------------------------------------
-
-
 def curves(
     runs: Sequence[RunRecord], metrics: Sequence[str] = ("error", "nll"), names: Mapping[str, str] | None = None
 ) -> Any | None:
     """Draw validation metrics against the epoch: the mean over the seeds, and a band from the lowest to the highest.
 
-    Args:
-        runs: records of one data set.
-        metrics: ``error`` and ``nll``, a panel each.
-        names: the variants to draw and what to call them; by default all that were measured more than once a run.
-
-    The axis ends at 2.5 times the highest value at the end of training, since the first epochs would flatten the rest.
-    Returns None where no run was measured during training.
+    The runs are of one data set; ``names`` are the variants to draw and what to call them, by default all. The axis
+    ends at 2.5 times the highest value at the end of training. Returns None where no run was measured in training.
     """
     for metric in metrics:
         check_choice("metric of a curve", metric, _CURVES)
@@ -122,18 +107,11 @@ def curves(
     return figure
 
 
-# --- ranks over several data sets ------------------------------------------------------------------------------------
-
-
 def ranks(studies: Sequence[Sequence[RunRecord]], metrics: Sequence[str], names: Mapping[str, str]) -> Any:
     """Draw a critical-difference diagram per metric (Demšar, 2006): mean ranks over data sets, the best on the left.
 
-    A bar joins methods whose mean ranks lie within Nemenyi's critical difference, which is drawn to scale.
-
-    Args:
-        studies: the finished runs on each data set.
-        metrics: such as ``error``; the lowest is the best.
-        names: the variants to rank and what to call them. One whose name is in ``**`` is drawn bold.
+    A bar joins methods whose mean ranks lie within Nemenyi's critical difference, which is drawn to scale. ``studies``
+    are the finished runs on each data set, ``names`` the variants to rank and what to call them; ``**bold**`` is bold.
     """
     figure, panels = style.pyplot().subplots(
         len(metrics), 1, figsize=(style.PAGE, (0.9 + 0.11 * len(names)) * len(metrics) + 0.2), squeeze=False

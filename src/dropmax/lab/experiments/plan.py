@@ -1,7 +1,7 @@
 """Which runs a table is made of: data set x head x grid point x seed, decided before the first one starts.
 
-A :class:`Group` is one cell of the table: a data set and a variant (a head, or a row of a study). It is tuned over its
-grid ``points`` on the hold-out set with one seed, and the best point is then run with the seeds 0, 1, 2, ...
+A :class:`Group` is one cell of the table. Its grid ``points`` are tuned on the hold-out set with one seed, and the best
+one is then run with the seeds 0, 1, 2, ...
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
-from dropmax.errors import InvalidValue, check_choice
+from dropmax.errors import InvalidValue, RunError, check_choice
 from dropmax.imports import plain_name
-from dropmax.lab.experiments.columns import check_code, column_name, resolve
 from dropmax.lab.experiments.paper import ROWS
-from dropmax.workbench.recipes import Recipe, recipe_from_dict
+from dropmax.workbench.data import NAMES
+from dropmax.workbench.data.functions import import_data, is_function, read_function
+from dropmax.workbench.recipes import Recipe, is_known, load_recipe, recipe_for, recipe_from_dict
 
 __all__ = ["TUNING_SEED", "Group", "Job", "Plan", "plan_table"]
 
@@ -144,9 +146,8 @@ class Plan:
         for group in self.groups:
             name = columns.setdefault(group.data, group.recipe.data.name)
             if name != group.recipe.data.name:
-                raise InvalidValue(
-                    f"{name} and {group.recipe.data.name} would both be the column {group.data!r}: rename one of them"
-                )
+                both = f"{name} and {group.recipe.data.name}"
+                raise InvalidValue(f"{both} would both be the column {group.data!r}: rename one of them")
         ids = [job.id for group in self.groups for job in group.tune_jobs() + group.run_jobs({}, self.runs)]
         twice = next((name for name, later in itertools.pairwise(sorted(ids)) if name == later), None)
         if twice is not None:
@@ -197,15 +198,14 @@ def plan_table(
             budgets.setdefault(len(points), groups[-1].variant)
         if search == "wide" and len(budgets) > 1:
             fewest, most = min(budgets), max(budgets)
-            raise InvalidValue(
-                f"with these --set values {budgets[fewest]} would be tuned over {fewest} points and {budgets[most]} "
-                f"over {most}, which is not a fair comparison: use --no-tune, or compare fewer --heads"
-            )
+            unequal = f"{budgets[fewest]} would be tuned over {fewest} points and {budgets[most]} over {most}"
+            advice = "which is not a fair comparison: use --no-tune, or compare fewer --heads"
+            raise InvalidValue(f"with these --set values {unequal}, {advice}")
     return Plan(tuple(groups), runs, schedule_scale, train_size, overrides)
 
 
 def _rows(heads: Sequence[str] | None) -> list[str]:
-    """Return the heads named, those of the paper's table first and in its order; the paper's eight for None."""
+    """Return the heads named in the order of the paper's table, then others; the paper's eight for None."""
     from dropmax.heads import FURTHER, HEADS, find_head
 
     if heads is None:
@@ -216,13 +216,7 @@ def _rows(heads: Sequence[str] | None) -> list[str]:
 
 
 def search_grid(recipe: Recipe, search: str, fixed: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return what is searched for a recipe's head on its data, see docs/reproducing.md; ``fixed`` values are not.
-
-    >>> from dropmax.workbench.recipes import load_recipe
-    >>> softmax = load_recipe("cub").override({"head.name": "softmax"})
-    >>> search_grid(softmax, "wide", {}), search_grid(softmax, "paper", {})
-    ({'training.learning_rate': [0.003333, 0.01, 0.03]}, {})
-    """
+    """Return what is searched for a recipe's head on its data, see docs/reproducing.md; ``fixed`` values are not."""
     grid: dict[str, list[Any]] = {}
     if column_name(recipe.data.name).startswith("mnist"):
         grid["training.weight_decay"] = list(WEIGHT_DECAYS)
@@ -236,24 +230,15 @@ def search_grid(recipe: Recipe, search: str, fixed: Mapping[str, Any]) -> dict[s
 
 
 def grid_points(grid: Mapping[str, Sequence[Any]]) -> tuple[dict[str, Any], ...]:
-    """Return every combination of a grid's values; an empty grid has none to choose from.
-
-    >>> grid_points({"head.gamma": [1.0, 0.1]})
-    ({'head.gamma': 1.0}, {'head.gamma': 0.1})
-    """
-    count = math.prod(len(values) for values in grid.values())
+    """Return every combination of a grid's values; an empty grid has none to choose from."""
+    count = math.prod(map(len, grid.values()))
     if count > MOST_POINTS:
         raise InvalidValue(f"a grid of {count:,} points is more than anyone can train: leave at most {MOST_POINTS:,}")
     return tuple(dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()) if values)
 
 
 def shortened(recipe: Recipe, schedule_scale: float, train_size: int) -> Recipe:
-    """Scale the epochs (at least one is left; milestones are shares and follow) and limit the training set.
-
-    >>> from dropmax.workbench.recipes import load_recipe
-    >>> shortened(load_recipe("mnist-1k"), 0.1, 500).training.epochs
-    20
-    """
+    """Scale the epochs (at least one is left; milestones are shares and follow) and limit the training set."""
     values: dict[str, Any] = {}
     if schedule_scale != 1:
         values["training.epochs"] = max(1, round(recipe.training.epochs * schedule_scale))
@@ -267,9 +252,71 @@ def check_sizes(runs: int, schedule_scale: float, train_size: int) -> None:
     if not 1 <= runs <= MOST_RUNS:
         limit = "at least 1" if runs < 1 else f"at most {MOST_RUNS:,}"
         raise InvalidValue(f"--runs must be {limit}, got {runs}")
-    if not 0 < schedule_scale < float("inf"):
-        raise InvalidValue(
-            f"--schedule-scale must be above 0, such as 0.1 for a tenth of the epochs, got {schedule_scale}"
-        )
+    if not 0 < schedule_scale < math.inf:
+        limit = "above 0, such as 0.1 for a tenth of the epochs"
+        raise InvalidValue(f"--schedule-scale must be {limit}, got {schedule_scale}")
     if train_size < 0:
         raise InvalidValue(f"--train-size must be at least 1, or 0 for all, got {train_size}")
+
+
+# --- from the name of a column to a recipe ---------------------------------------------------------------------------
+
+
+def resolve(data: str | None, recipe: str | None, folder: Path = Path()) -> tuple[str, Recipe]:
+    """Return the name of the recipe for a column, and the recipe, without the last fit on all rows.
+
+    ``data`` is a data set, the user's own folder or file, or ``package.module:function``; None takes that of the recipe
+    file. ``recipe`` is the name of one of the data set's recipes, or a ``.toml`` file. Paths begin at ``folder``.
+    """
+    changes: dict[str, Any] = {"training.refit": False}
+    if recipe is not None and recipe.endswith(".toml"):
+        path = folder / Path(recipe).expanduser()
+        found = load_recipe(path)
+        name = _plain(path.stem)
+        changes["data.name"] = place(data or found.data.name, folder)
+    elif data is None:
+        raise InvalidValue("name the data, such as mnist-1k or a file of yours, or a recipe file that does")
+    elif is_function(data):
+        is_images = read_function(data).train.inputs.ndim == 4
+        found = load_recipe("own-images" if is_images else "own-features", recipe)
+        name = recipe or "default"
+        changes |= {"data.name": data, "data.image_size": 0} | ({"data.augment": "none"} if is_images else {})
+    else:
+        full_name, found = recipe_for(place(data, folder), recipe)
+        name = full_name.split(".", 1)[1]
+    return name, found.override(changes)
+
+
+def column_name(data: str) -> str:
+    """Return what the column of some data is called; the user's own data never takes the name of a known data set."""
+    if data in NAMES or is_known(data):
+        return data
+    name = data.replace(":", ".") if is_function(data) else _plain(Path(data).stem)
+    return f"own-{name}" if name in NAMES or is_known(name) else name
+
+
+def check_code(values: dict[str, Any], source: str, trust_code: bool) -> None:
+    """Raise where a file names something to import without permission; import functions that give data."""
+    for name, value in values.items():
+        for each in value if isinstance(value, list) else [value]:
+            if not name.endswith(".name") or not isinstance(each, str) or ":" not in each:
+                continue
+            if not trust_code:
+                named = f"{each!r} ({name})"
+                raise RunError(
+                    f"{source} would import {named}, which runs that code: if you trust it, add --trust-code"
+                )
+            if name == "data.name" and is_function(each):
+                import_data(each)
+
+
+def place(data: str, folder: Path = Path()) -> str:
+    """Return the absolute path of the user's own data, since workers may run elsewhere; names stay as they are."""
+    if data in NAMES or is_known(data) or is_function(data):
+        return data
+    own = Path(data).expanduser()
+    return next((str(path.absolute()) for path in (folder / own, own) if path.exists()), data)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^\w+-]+", "-", name) or "own"

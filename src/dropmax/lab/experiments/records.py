@@ -7,16 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveInt,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, ValidationError, model_validator
 from typing_extensions import Self
 
 from dropmax.errors import DropMaxError
@@ -145,7 +136,7 @@ class PlanRecord(Record):
     train_size: NonNegativeInt = 0
     overrides: dict[str, Any] = {}
     tuned_on: str = ""  #: the column whose tuning was taken over, where one was
-    runs: Annotated[PositiveInt, Field(le=MOST_RUNS)] = 5
+    runs: Annotated[int, Field(gt=0, le=MOST_RUNS)] = 5
     groups: dict[str, GroupRecord] = {}
     commands: list[str] = []
 
@@ -172,9 +163,8 @@ class PlanRecord(Record):
 
     def differences(self, there: PlanRecord) -> Iterator[str]:
         """Say why this plan cannot share a directory with another one, if it cannot."""
-        options = ("study", "schedule_scale", "train_size", "overrides", "tuned_on")
-        words = ("--study", "--schedule-scale", "--train-size", "--set", "--tuned-from")
-        for key, option in zip(options, words, strict=True):
+        options = {"study": "--study", "schedule_scale": "--schedule-scale", "train_size": "--train-size"}
+        for key, option in {**options, "overrides": "--set", "tuned_on": "--tuned-from"}.items():
             if differs := difference(getattr(self, key), getattr(there, key)):
                 yield f"{option}: {differs}"
         for key, group in self.groups.items():

@@ -128,11 +128,7 @@ def print_table(table: Table) -> None:
 
 
 def number_text(found: Cell, digits: int) -> str:
-    """Return mean and interval; nothing where there are no numbers.
-
-    >>> number_text(Cell({0: 2.0, 1: 4.0}), 1)
-    '3.0 ± 12.7'
-    """
+    """Return mean and interval; nothing where there are no numbers."""
     if found.mean is None:
         return ""
     return f"{found.mean:.{digits}f}" + ("" if found.half_width is None else f" ± {found.half_width:.{digits}f}")

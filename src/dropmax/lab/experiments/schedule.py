@@ -16,16 +16,9 @@ __all__ = ["Schedule", "best_point", "edges", "edges_of", "tuned_from"]
 
 
 class Schedule:
-    """The jobs of a plan that are not done yet, handed out as they become ready.
+    """The jobs of a plan that are not done yet: runs before the grids of later heads, so that rows get finished.
 
-    Runs go before the grids of later heads, so that rows of the table are finished one after the other. With
-    ``repair``, runs that failed or do not fit the plan are done again.
-
-    >>> import tempfile
-    >>> from dropmax.lab.experiments.plan import plan_table
-    >>> schedule = Schedule(plan_table(["mnist-1k"], heads=["softmax"]), Store(tempfile.mkdtemp()))
-    >>> schedule.left, schedule.next().kind
-    (17, 'tune')
+    With ``repair``, runs that failed or do not fit the plan are done again.
     """
 
     def __init__(
@@ -144,11 +137,7 @@ def edges_of(plan: Plan, runs: Iterable[RunRecord]) -> list[tuple[Group, list[st
 
 
 def tuned_from(plan: Plan, source: Path | str) -> Plan:
-    """Return the plan with every variant fixed at the grid point that won in the results at ``source``.
-
-    Nothing is tuned again, and every variant takes its point from the same place, so that budgets stay equal. Where
-    the winning learning rate belongs to another recipe it is taken as it is.
-    """
+    """Return the plan with every variant fixed, untuned, at the grid point that won in the results at ``source``."""
     store = Store(source)
     tuned = [group for group in store.plan().groups if group.points]
     columns = sorted({f"{group.data}.{group.recipe_name}" for group in tuned})
@@ -163,22 +152,19 @@ def tuned_from(plan: Plan, source: Path | str) -> Plan:
 def _fixed(group: Group, tuned: dict[str, Group], store: Store) -> Group:
     """Return a group at the point that won in a store."""
     if group.variant not in tuned:
-        raise InvalidValue(
-            f"--tuned-from {store.path} has no tuned {group.variant!r}, only {', '.join(tuned)}: "
-            "choose --heads from these"
-        )
+        others = f"no tuned {group.variant!r}, only {', '.join(tuned)}"
+        raise InvalidValue(f"--tuned-from {store.path} has {others}: choose --heads from these")
     jobs, there = tuned[group.variant].tune_jobs(), store.records()
     results = [store.match(job, there[job.id]) for job in jobs if job.id in there]
     point = best_point(results)
     if len(results) < len(jobs) or point is None:
+        done = f"{len(results)} of {len(jobs)} grid points of {group.variant} are done there"
         raise InvalidValue(
-            f"--tuned-from {store.path}: {len(results)} of {len(jobs)} grid points of {group.variant} are "
-            f"done there{'' if point else ' and none succeeded'}: finish that table first"
+            f"--tuned-from {store.path}: {done}{'' if point else ' and none succeeded'}: finish that table first"
         )
     recipe = group.recipe.override(point)
     if recipe.network["name"] != group.recipe.network["name"]:  # it may be one to import, and that is the user's to say
-        raise InvalidValue(
-            f"--tuned-from {store.path} chose the network {recipe.network['name']!r} for {group.variant}: name it "
-            "yourself with --set network.name=... if you want it"
-        )
+        chose = f"chose the network {recipe.network['name']!r} for {group.variant}"
+        advice = "name it yourself with --set network.name=... if you want it"
+        raise InvalidValue(f"--tuned-from {store.path} {chose}: {advice}")
     return dataclasses.replace(group, recipe=recipe, points=())

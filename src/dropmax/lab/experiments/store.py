@@ -1,15 +1,8 @@
 """The directory of a table or study: everything measured in one append-only file, ``results.jsonl``.
 
-========================  ==========================================================================================
-``results.jsonl``         one line per training run, and one per change of the plan they belong to
-``tables.md``             the tables
-``runs.csv``              the runs as a table, one row each
-``work/``                 runs in progress
-``models/``               the trained models, with ``--keep-runs``
-========================  ==========================================================================================
-
-A run is done once its line is in the file. A process that is killed while writing leaves part of a line, which readers
-ignore and the next writer removes.
+It has one line per training run, and one per change of the plan. Beside it lie ``tables.md``, ``runs.csv``, runs in
+progress (``work/``) and, with ``--keep-runs``, the trained models (``models/``). A run is done once its line is in the
+file. A process that is killed while writing leaves part of a line, which readers ignore and the next writer removes.
 """
 
 from __future__ import annotations
@@ -49,19 +42,17 @@ class Store:
         self.path = Path(path)
         self.file = self.path / FILE
 
-    # --- the plan ------------------------------------------------------------------------------------------------
-
     def check(self, plan: Plan) -> None:
         """Raise where the results of a plan would not belong with those that are here; change nothing."""
         if self.path.exists() and not self.path.is_dir():
             raise RunError(f"{self.path} is not a directory: choose another place with --out")
         if self.file.exists():
             there = self.plan_record()
-            if there is not None and self.records():
-                for what in PlanRecord.of(plan, []).differences(there):
-                    raise RunError(
-                        f"{self.path} holds results of a different plan: {what}; choose another place with --out"
-                    )
+            differences = PlanRecord.of(plan, []).differences(there) if there is not None and self.records() else ()
+            for what in differences:
+                raise RunError(
+                    f"{self.path} holds results of a different plan: {what}; choose another place with --out"
+                )
         elif self.path.exists() and any(path.name not in (".lock", "work") for path in self.path.iterdir()):
             raise RunError(f"{self.path} is not empty and holds no {FILE}: choose another place with --out")
 
@@ -70,9 +61,9 @@ class Store:
         self.check(plan)
         mine, there = PlanRecord.of(plan, [command]), self.plan_record()
         if there is not None and self.records():
-            grown = {"groups": there.groups | mine.groups, "runs": max(there.runs, mine.runs)}
             commands = list(dict.fromkeys([*there.commands, command]))
-            mine = mine.model_copy(update={**grown, "commands": commands})
+            grown = {"groups": there.groups | mine.groups, "runs": max(there.runs, mine.runs), "commands": commands}
+            mine = mine.model_copy(update=grown)
         if mine != there:
             self.append(mine)
 
@@ -85,15 +76,12 @@ class Store:
         """Return the plan of this directory: all that was ever asked for here."""
         found = self.plan_record()
         if found is None:
-            raise RunError(
-                f"there are no results in {self.path}: `dropmax reproduce mnist-1k --out {self.path}` makes some"
-            )
+            advice = f"`dropmax reproduce mnist-1k --out {self.path}` makes some"
+            raise RunError(f"there are no results in {self.path}: {advice}")
         try:
             return found.plan()
         except DropMaxError as error:
             raise RunError(f"{self.file}: the plan cannot be used: {error}") from error
-
-    # --- results -------------------------------------------------------------------------------------------------
 
     def records(self) -> dict[str, RunRecord]:
         """Return the record of every job that was done or failed; the last one where there are several."""
@@ -160,13 +148,9 @@ class Store:
         try:
             found.extend(parse(line) for line in content[:end].splitlines())
         except ValueError as error:
-            raise RunError(
-                f"{self.file}, line {len(found) + 1}, is damaged ({error}): add --repair to set it aside and do the "
-                "run again"
-            ) from error
+            advice = "add --repair to set it aside and do the run again"
+            raise RunError(f"{self.file}, line {len(found) + 1}, is damaged ({error}): {advice}") from error
         return found
-
-    # --- runs under way ------------------------------------------------------------------------------------------
 
     def work(self, job: Job) -> Path:
         """Return where a job trains."""
@@ -196,9 +180,8 @@ class Store:
             with filelock.FileLock(self.path / ".lock", timeout=_SECONDS_TO_WAIT_FOR_LOCK):
                 yield
         except filelock.Timeout as error:
-            raise RunError(
-                f"another `dropmax reproduce` is at work in {self.path}: wait, or choose another --out"
-            ) from error
+            advice = "wait, or choose another --out"
+            raise RunError(f"another `dropmax reproduce` is at work in {self.path}: {advice}") from error
         except OSError as error:
             raise CannotWrite(f"cannot write in {self.path}: {error.strerror or error}") from error
 

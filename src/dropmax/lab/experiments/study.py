@@ -1,19 +1,7 @@
-"""A study: variants of one recipe side by side, from a small TOML file.
+"""A study: variants of one recipe side by side, from a small TOML file; docs/reproducing.md shows one.
 
-.. code-block:: toml
-
-    [base]
-    data = "mnist-1k"               # a data set or a path, or a list: a column each
-    recipe = "released"             # or a recipe file, such as "mine.toml"
-    runs = 5
-    overrides."training.epochs" = 50
-
-    [variants.no-kl]                # a row: overrides by dotted name, as with --set
-    "head.kl_weight" = 0
-
-    [variants.smoothed]
-    "head.name" = "softmax"
-    grid."head.label_smoothing" = [0.05, 0.1, 0.2]    # tuned on the hold-out set with the tuning seed
+``[base]`` has the data, recipe, runs and overrides that all share; every ``[variants.NAME]`` is a row: overrides by
+dotted name, as with ``--set``, and a ``grid`` of lists to tune over.
 """
 
 from __future__ import annotations
@@ -27,8 +15,17 @@ from typing import Any
 
 from dropmax.errors import InvalidType, InvalidValue, unknown
 from dropmax.imports import locate
-from dropmax.lab.experiments.columns import check_code, column_name, place, resolve
-from dropmax.lab.experiments.plan import Group, Plan, check_sizes, grid_points, shortened
+from dropmax.lab.experiments.plan import (
+    Group,
+    Plan,
+    check_code,
+    check_sizes,
+    column_name,
+    grid_points,
+    place,
+    resolve,
+    shortened,
+)
 from dropmax.workbench.recipes import Recipe, parse_toml
 
 __all__ = ["plan_study", "study_names"]
@@ -161,10 +158,8 @@ class _Row:
         """Return its cell on some data; ``change`` applies overrides to a recipe, and ``fixed`` ones are not tuned."""
         where = f"{self.source}: [variants.{self.variant}]"
         if not re.fullmatch(r"[\w.+-]+", self.variant):
-            raise InvalidValue(
-                f"{self.source}: a variant is called {self.variant!r}: directories bear its name, so use letters, "
-                "digits and . + - _ only"
-            )
+            advice = "directories bear its name, so use letters, digits and . + - _ only"
+            raise InvalidValue(f"{self.source}: a variant is called {self.variant!r}: {advice}")
         own = dict(_table(self.values, where))
         grid = _grid(own.pop("grid", {}), where)
         recipe = own.pop("recipe", recipe)

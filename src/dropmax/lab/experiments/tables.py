@@ -27,10 +27,6 @@ class Metric:
     factor: float = 1.0
     digits: int = 4
 
-    def scaled(self) -> Metric:
-        """Return it as it is shown after fitting a temperature."""
-        return replace(self, title=f"{self.title}, with a fitted temperature", short=f"{self.short}, scaled")
-
 
 _PLAIN = {
     "error": Metric("test error (%)", "test error %", 100.0, 2),
@@ -43,7 +39,10 @@ _PLAIN = {
 #: held-out rows.
 METRICS: dict[str, Metric] = {
     **_PLAIN,
-    **{f"{name}_scaled": metric.scaled() for name, metric in _PLAIN.items()},
+    **{
+        f"{name}_scaled": replace(one, title=f"{one.title}, with a fitted temperature", short=f"{one.short}, scaled")
+        for name, one in _PLAIN.items()
+    },
     "set_size": Metric("mean size of test prediction sets of 95 %", "set size at 95 %", 1.0, 2),
 }
 #: The metrics of ``tables.md``.
@@ -127,9 +126,6 @@ def make_table(store: Store, metric: str = "error", *, modes: Sequence[str] = ("
     for mode in modes:
         check_choice("mode", mode, MODES)
     plan, results = store.plan(), store.runs()
-    by_group: dict[str, list[RunRecord]] = {}
-    for result in sorted(results, key=lambda result: result.seed):
-        by_group.setdefault(result.group, []).append(result)
     planned = {(group.variant, group.data): group for group in plan.groups}
     rows, columns = _with_modes(_rows(plan), modes, results), _columns(plan)
     cells: dict[tuple[str, str], Cell] = {}
@@ -142,12 +138,13 @@ def make_table(store: Store, metric: str = "error", *, modes: Sequence[str] = ("
             if group is None:
                 cell = Cell(note=WHY_NOT.get(column.data, "not run"))
             else:
-                cell = _cell(by_group.get(group.key, []), metric, mode or modes[0], plan.runs)
+                of_group = sorted((r for r in results if r.group == group.key), key=lambda result: result.seed)
+                cell = _cell(of_group, metric, mode or modes[0], plan.runs)
             here[row, column.data] = replace(cell, paper=paper)
         cells |= compared(here)
     words = f"mode {modes[0]}" + (" unless a row names another" if any("@" in row for row in rows) else "")
     commands = getattr(store.plan_record(), "commands", [])
-    notes = _notes(plan, metric) + (_edge_note(plan, results) if metric == "error" else ())
+    notes = _notes(plan, metric, results)
     return Table(_kind(plan), metric, words, columns, rows, cells, notes, _provenance(commands, results))
 
 
@@ -215,12 +212,6 @@ def _with_modes(rows: dict[str, str], modes: Sequence[str], results: list[RunRec
     return found
 
 
-def _edge_note(plan: Plan, runs: list[RunRecord]) -> tuple[str, ...]:
-    found = edges_of(plan, runs)
-    on_edge = [f"{group.variant} on {group.data} ({'; '.join(words)})" for group, words in found if words]
-    return (f"Winners on an edge of their grid: {', '.join(on_edge) or 'none'}.",) if found else ()
-
-
 def _columns(plan: Plan) -> tuple[Column, ...]:
     recipes = {group.data: group.recipe_name for group in plan.groups}
     names = dict.fromkeys([*(COLUMNS if _kind(plan) == "Table 1" else ()), *recipes])
@@ -230,7 +221,7 @@ def _columns(plan: Plan) -> tuple[Column, ...]:
     return tuple(Column(name, COLUMNS.get(name, name), stamps.get(name, "")) for name in names)
 
 
-def _notes(plan: Plan, metric: str) -> tuple[str, ...]:
+def _notes(plan: Plan, metric: str, runs: list[RunRecord]) -> tuple[str, ...]:
     recipes = dict.fromkeys(f"{group.data} {group.recipe_name}" for group in plan.groups)
     changed = ", ".join(f"{name} = {value}" for name, value in plan.overrides.items())
     counts = " and ".join(map(str, sorted({len(group.points) for group in plan.groups})))
@@ -239,6 +230,8 @@ def _notes(plan: Plan, metric: str) -> tuple[str, ...]:
         tuned = f"Every row at the grid point that won on the hold-out set of {plan.tuned_on}."
     elif counts == "0":
         tuned = "Not tuned: the recipes' values."
+    winners = edges_of(plan, runs)
+    on_edge = [f"{group.variant} on {group.data} ({'; '.join(words)})" for group, words in winners if words]
     notes = {
         f"Mean and 95 % t-interval over {plan.runs} run{'s' if plan.runs > 1 else ''}.": True,
         "In brackets: the paper's numbers.": metric == "error" and _kind(plan) == "Table 1",
@@ -253,6 +246,7 @@ def _notes(plan: Plan, metric: str) -> tuple[str, ...]:
             group.data == "awa2" for group in plan.groups
         ),
         "A label of probability zero, which sparsemax gives, is charged 87.3 nats.": metric.startswith("nll"),
+        f"Winners on an edge of their grid: {', '.join(on_edge) or 'none'}.": metric == "error" and winners,
     }
     return tuple(note for note, applies in notes.items() if applies)
 

@@ -1,7 +1,6 @@
 """What a worker does with a job: train in a scratch directory, evaluate, and answer with one record.
 
-``python -m dropmax.lab.experiments.worker`` is the process the local engine starts: jobs come in as lines of JSON,
-results go out the same way. It imports torch once and then works through many jobs.
+The local engine starts it as ``python -m dropmax.lab.experiments.worker``: jobs and results are lines of JSON.
 """
 
 from __future__ import annotations
@@ -51,17 +50,8 @@ def run_job(
     """Train a job in the directory ``work``, going on where a killed attempt stopped, and return its result.
 
     A tuning job is measured on the validation set only. A run is measured on the test set twice: as predicted, and
-    (``nll_scaled``, ...) with a temperature that was fitted on the validation set, one per prediction mode. Its
-    ``set_size`` is that of prediction sets of 95 %, calibrated on the validation set. A run that diverges gives a
-    result with status ``failed``. Wrong data or a wrong recipe is not a property of the run, and raises.
-
-    >>> import tempfile
-    >>> from dropmax.lab.experiments.plan import plan_table
-    >>> tiny = {"training.epochs": 1, "data.train_size": 50, "data.validation_size": 50}
-    >>> job = plan_table(["mnist-1k"], heads=["softmax"], tune=False, overrides=tiny).groups[0].run_jobs({}, 1)[0]
-    >>> result = run_job(job, Path(tempfile.mkdtemp()) / "work")
-    >>> result.status, [name for name in result.test["mean"] if name.startswith("nll")]
-    ('done', ['nll', 'nll_scaled'])
+    (``nll_scaled``, ...) with a temperature fitted on the validation set, as are its prediction sets of 95 %. A run
+    that diverges gives a result with status ``failed``. Wrong data or a wrong recipe raises.
     """
     from dropmax.workbench.provenance import provenance
     from dropmax.workbench.training import Diverged, Interrupted

@@ -18,10 +18,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from dropmax.errors import DataError, DropMaxError
-from dropmax.lab.explorer import images
-from dropmax.lab.explorer.guard import Guard, polite
+from dropmax.lab import images
+from dropmax.lab.explorer.guard import Guard, Uploads, polite
 from dropmax.lab.explorer.model import SENTENCE, Explorer, shown_name
-from dropmax.lab.explorer.uploads import Uploads
 from dropmax.workbench.data.handwriting import as_mnist
 
 __all__ = ["create_app"]
@@ -40,11 +39,6 @@ def create_app(explorer: Explorer, bound: str = "127.0.0.1", *, uploads: Uploads
     """Return the ASGI application that shows one run on a server bound to the address ``bound``.
 
     The files of the page are read once, here: no part of a request ever becomes a path.
-
-    >>> from unittest.mock import Mock
-    >>> app = create_app(Mock(spec=Explorer, map=dict, about=dict))
-    >>> sorted(route.path for route in app.routes)[:4]
-    ['/', '/api/about', '/api/examples', '/api/examples/{index}']
     """
     worker = Worker()
 
@@ -90,15 +84,9 @@ def _add_examples(app: FastAPI, explorer: Explorer, worker: Worker) -> None:
     # These two never change while the server runs.
     about, class_map = JSONResponse(explorer.about()), JSONResponse(explorer.map())
 
-    def check_class(name: str, k: int | None) -> None:
-        if k is not None and k >= len(explorer.classes):
-            raise HTTPException(422, f"{name} must be a class from 0 to {len(explorer.classes) - 1}.")
-
     def check_index(index: int) -> None:
-        if index >= len(explorer.test):
-            raise HTTPException(
-                404, f"There are {len(explorer.test):,} examples, counted from 0; this is none of them."
-            )
+        if index >= (count := len(explorer.test)):
+            raise HTTPException(404, f"There are {count:,} examples, counted from 0; this is none of them.")
 
     @app.get("/api/about")
     async def get_about() -> Response:
@@ -116,15 +104,15 @@ def _add_examples(app: FastAPI, explorer: Explorer, worker: Worker) -> None:
         order: Literal["closest", "hardest", "easiest", "attention", "differ"] = "closest",
         page: Annotated[int, Query(ge=1, le=_NO_NUMBER)] = 1,
     ) -> Response:
-        for name, k in (("true", true), ("predicted", predicted), ("rival", rival)):
-            check_class(name, k)
+        chosen = {"true": true, "predicted": predicted, "rival": rival}
+        for name, k in chosen.items():
+            if k is not None and k >= len(explorer.classes):
+                raise HTTPException(422, f"{name} must be a class from 0 to {len(explorer.classes) - 1}.")
         if order == "attention" and rival is None:
             raise HTTPException(422, "To sort by attention, say to which class, as rival.")
         if order == "differ" and explorer.beside is None:
             raise HTTPException(422, "Only two runs can differ: start the explorer with a second one.")
-        return await worker.answer(
-            explorer.examples, true=true, predicted=predicted, rival=rival, order=order, page=page
-        )
+        return await worker.answer(explorer.examples, **chosen, order=order, page=page)
 
     @app.get("/api/examples/{index}")
     async def get_example(
@@ -234,10 +222,11 @@ def _check_kind(request: Request) -> None:
 
 async def _on_refusal(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    sentence = {404: "There is nothing here.", 405: "This address does not take that kind of request."}
-    plain = error.detail == "Not Found" or error.status_code == 405
-    detail = sentence.get(error.status_code, error.detail) if plain else error.detail
-    return polite(error.status_code, detail, **(error.headers or {}))
+    ours = {
+        "Not Found": "There is nothing here.",
+        "Method Not Allowed": "This address does not take that kind of request.",
+    }
+    return polite(error.status_code, ours.get(error.detail, error.detail), **(error.headers or {}))
 
 
 async def _on_bad_number(_: Request, error: Exception) -> Response:

@@ -16,8 +16,8 @@ from torch import Tensor
 from dropmax.checks import NotFinite
 from dropmax.errors import DataError, RunError
 from dropmax.heads.masked import MaskedHead, sampled
-from dropmax.lab.explorer import images
-from dropmax.lab.originals import Originals
+from dropmax.lab import images
+from dropmax.lab.images import Originals
 from dropmax.workbench.data import Split
 from dropmax.workbench.data.images import centre_crop
 from dropmax.workbench.evaluation import Outputs, answer, predict
@@ -25,11 +25,8 @@ from dropmax.workbench.progress import progress
 from dropmax.workbench.training import TrainedModel, load_data, load_model
 from dropmax.workbench.training.source import data_place
 
-__all__ = ["ORDERS", "Explorer", "shown_name"]
+__all__ = ["Explorer", "shown_name"]
 
-#: Ways to sort the examples: "closest" by the gap between the two most probable classes, "attention" by the retain
-#: probability of the class ``rival``, and "differ" shows where a second run answers otherwise.
-ORDERS = ("closest", "hardest", "easiest", "attention", "differ")
 PAGE = 48
 MASKS = 8
 NOISE_LEVELS = tuple(step / 20 for step in range(21))
@@ -42,29 +39,15 @@ SENTENCE = 300
 class Explorer:
     """A trained model beside the test examples of its data, measured once; every method returns plain JSON values.
 
-    Predictions are the calibrated answer, as everywhere (:func:`dropmax.workbench.evaluation.answer`). An example is as
-    hard as the truth is improbable.
-
-    >>> from dropmax.workbench.recipes import load_recipe
-    >>> from dropmax.workbench.training import build
-    >>> recipe = load_recipe("mnist-1k")
-    >>> data = load_data(recipe)
-    >>> trained = TrainedModel(
-    ...     build(recipe, (1, 28, 28), 10).eval(), recipe, data.classes, (1, 28, 28), data.mean, data.std, 28
-    ... )
-    >>> explorer = Explorer(trained, Split(data.test.inputs[:20], data.test.labels[:20]), "untrained")
-    >>> explorer.examples()["total"], len(explorer.answer(data.test.inputs[0])["rows"])
-    (20, 10)
+    Predictions are the calibrated answer, as everywhere. An example is as hard as the truth is improbable.
     """
 
     def __init__(
         self, trained: TrainedModel, test: Split, name: str, beside: Explorer | None = None, root: Path | None = None
     ) -> None:
         if test.input_shape != trained.input_shape:
-            raise RunError(
-                f"the test examples have the shape {test.input_shape}, but {name} was trained on "
-                f"{trained.input_shape}: its data changed since"
-            )
+            trained_on = f"{name} was trained on {trained.input_shape}: its data changed since"
+            raise RunError(f"the test examples have the shape {test.input_shape}, but {trained_on}")
         if len(trained.classes) > MOST_CLASSES:
             raise RunError(
                 f"{name} has {len(trained.classes):,} classes; the explorer shows up to {MOST_CLASSES:,}. "
@@ -74,17 +57,15 @@ class Explorer:
             raise DataError(f"the data of {name} has no test examples to explore")
         self.trained, self.test, self.name = trained, test, name
         self.originals = Originals(trained, test, root)
-        if beside is not None and (beside.trained.classes, beside.test.input_shape, beside.trained.origin) != (
-            trained.classes,
-            test.input_shape,
-            trained.origin,
-        ):
-            raise RunError(
-                f"{beside.name} and {name} were not trained on the same classes and inputs: explore them alone"
-            )
+        if beside is not None and beside._kind() != self._kind():
+            both = f"{beside.name} and {name}"
+            raise RunError(f"{both} were not trained on the same classes and inputs: explore them alone")
         self.beside = beside
         self.classes = [shown_name(label, k) for k, label in enumerate(trained.classes)]
         self._measure()
+
+    def _kind(self) -> tuple[Any, ...]:
+        return self.trained.classes, self.test.input_shape, self.trained.origin
 
     @classmethod
     def open(
@@ -111,12 +92,13 @@ class Explorer:
         path, root = Path(run), Path(data_place(trained.recipe, run, moved)).expanduser()
         return cls(trained, data.test, path.resolve().name if path.is_dir() else path.name, other, root)
 
-    # --- about the run -------------------------------------------------------------------------------------------
-
     def about(self) -> dict[str, Any]:
         """Return what the page needs to know first."""
-        shape = self.trained.input_shape
-        recipe = self.trained.recipe
+        recipe, other = self.trained.recipe, self.beside
+        beside = None
+        if other is not None:
+            beside = {key: other.about()[key] for key in ("run", "head", "network", "error")}
+            beside["differ"] = int((self._predicted != other._predicted).sum())
         return {
             "run": shown_name(self.name),
             "head": recipe.head["name"],
@@ -127,20 +109,14 @@ class Explorer:
             "uploads": self.takes_images,
             "sentences": self.originals.kind == "text",
             "drawing": self.takes_drawings,
-            "shape": list(shape),
+            "shape": list(self.trained.input_shape),
             "masks": _masks_of(self.trained.model.head),
             "coverage": None if self.trained.calibration is None else self.trained.calibration.coverage,
             "examples": len(self.test),
-            "error": _rounded(float((self._predicted != self._labels).mean())),
-            "beside": None if self.beside is None else self._beside_about(self.beside),
-            "page_size": PAGE,
-            "noise_levels": list(NOISE_LEVELS),
+            "error": _rounded((self._predicted != self._labels).mean()),
+            "beside": beside,
             "limits": {"bytes": images.MOST_BYTES, "pixels": images.MOST_PIXELS, "formats": list(images.FORMATS)},
         }
-
-    def _beside_about(self, other: Explorer) -> dict[str, Any]:
-        differ = int((self._predicted != other._predicted).sum())
-        return {**{key: other.about()[key] for key in ("run", "head", "network", "error")}, "differ": differ}
 
     @property
     def takes_images(self) -> bool:
@@ -155,8 +131,6 @@ class Explorer:
         """Whether the network takes what MNIST holds: one grey image of 28 x 28."""
         return self.trained.input_shape == (1, 28, 28)
 
-    # --- the test examples ---------------------------------------------------------------------------------------
-
     def examples(
         self,
         *,
@@ -166,26 +140,26 @@ class Explorer:
         rival: int | None = None,
         page: int = 1,
     ) -> dict[str, Any]:
-        """Return a page of the examples with these classes, in this order; a page past the end is the last one."""
+        """Return a page of the examples with these classes, in this order; a page past the end is the last one.
+
+        "closest" is by the gap between the two most probable classes, "attention" by the rho of the class ``rival``,
+        and "differ" shows where the second run answers otherwise.
+        """
         chosen = np.ones(len(self.test), bool)
-        if true is not None:
-            chosen &= self._labels == true
-        if predicted is not None:
-            chosen &= self._predicted == predicted
+        for classes, wanted in ((self._labels, true), (self._predicted, predicted)):
+            chosen &= True if wanted is None else classes == wanted
         if order == "differ" and self.beside is not None:
             chosen &= self._predicted != self.beside._predicted
-        rows = np.flatnonzero(chosen)
-        if order == "differ" and self.beside is not None:
             # First what the other run gets wrong and this one right, where the other is surest.
-            won = (self._predicted == self._labels)[rows]
-            keys = np.where(won, -2.0, 0.0) - self.beside._confidence.numpy()[rows]
+            keys = np.where(self._predicted == self._labels, -2.0, 0.0) - self.beside._confidence.numpy()
         elif order == "closest":
-            keys = self._margin.numpy()[rows]
+            keys = self._margin.numpy()
         elif order == "attention" and rival is not None:
-            keys = -self._retain[rows, rival].astype(np.float32)
+            keys = -self._retain[:, rival].astype(np.float32)
         else:
-            keys = self._truth.numpy()[rows] * (-1 if order == "easiest" else 1)
-        rows = rows[np.argsort(keys, kind="stable")]
+            keys = self._truth.numpy() * (-1 if order == "easiest" else 1)
+        rows = np.flatnonzero(chosen)
+        rows = rows[np.argsort(keys[rows], kind="stable")]
         pages = max(1, math.ceil(len(rows) / PAGE))
         page = min(page, pages)
         return {
@@ -197,9 +171,9 @@ class Explorer:
                     "index": row,
                     "true": int(self._labels[row]),
                     "predicted": int(self._predicted[row]),
-                    "truth": _rounded(float(self._truth[row])),
+                    "truth": _rounded(self._truth[row]),
                     **self._seen(row, TILE),
-                    **({} if rival is None else {"attention": _rounded(float(self._retain[row, rival]))}),
+                    **({} if rival is None else {"attention": _rounded(self._retain[row, rival])}),
                 }
                 for row in rows[(page - 1) * PAGE : page * PAGE].tolist()
             ],
@@ -218,22 +192,18 @@ class Explorer:
     def noise(self, index: int, *, seed: int = 0) -> dict[str, Any]:
         """Return how the answer for one example fades as the same noise grows louder.
 
-        For each of ``NOISE_LEVELS``: the probability of what is the answer without noise, and the entropy of the
-        prediction as a share of its largest value, log K.
+        For each of ``NOISE_LEVELS``: the probability of what is the answer without noise, and the entropy.
         """
         found, _ = self._look(self._noisy(self._input(index), NOISE_LEVELS, seed))
         probs = found.probs
         answer = int(probs[0].argmax())
-        entropy = torch.special.entr(probs).sum(-1) / math.log(probs.shape[-1])
         return {
             "index": index,
             "answer": answer,
             "levels": list(NOISE_LEVELS),
-            "probability": _rounded(probs[:, answer].tolist()),
-            "entropy": _rounded(entropy.clamp(0, 1).tolist()),
+            "probability": _rounded(probs[:, answer]),
+            "entropy": _rounded(_entropy(probs)),
         }
-
-    # --- one answer ----------------------------------------------------------------------------------------------
 
     def both(self, inputs: Tensor, *, seed: int = 0, keep: int | None = None) -> dict[str, Any]:
         """Return :meth:`answer`, and where there is a second run its answer and probabilities under ``beside``."""
@@ -261,27 +231,22 @@ class Explorer:
         probs, std, retain, logits = found.probs[0], found.std[0], found.retain[0], all_logits[0]
         predicted, verdict = int(probs.argmax()), found.verdicts()[0]
         could_be = verdict.classes[:5]  # as many as the words name
-        masks = self._sampled_masks(logits, retain, seed)
+        kept, masks = self._sampled_masks(logits, retain, seed)
         rows = _rows_that_matter(probs, retain, [k for k in (keep, *could_be) if k is not None])
-        entropy = float(torch.special.entr(probs).sum() / math.log(len(probs)))
+
+        def about(k: int) -> dict[str, Any]:
+            return {"class": k, "p": _rounded(probs[k]), "rho": _rounded(retain[k])}
+
         return {
             "predicted": predicted,
-            "probability": _rounded(float(probs[predicted])),
-            "std": _rounded(float(std[predicted])),
-            "entropy": _rounded(min(1.0, max(0.0, entropy))),
+            "probability": _rounded(probs[predicted]),
+            "std": _rounded(std[predicted]),
+            "entropy": _rounded(_entropy(probs)),
             "state": verdict.state,
             "words": verdict.words(self.classes),
-            "set": [{"class": k, "p": _rounded(float(probs[k])), "rho": _rounded(float(retain[k]))} for k in could_be],
-            "rows": [
-                {
-                    "class": k,
-                    "p": _rounded(float(probs[k])),
-                    "rho": _rounded(float(retain[k])),
-                    "kept": [bool(mask["kept"][k]) for mask in masks],
-                }
-                for k in rows
-            ],
-            "masks": [{name: value for name, value in mask.items() if name != "kept"} for mask in masks],
+            "set": [about(k) for k in could_be],
+            "rows": [{**about(k), "kept": [bool(mask[k]) for mask in kept]} for k in rows],
+            "masks": masks,
             "image": images.png(inputs, SEEN) if self.trained.is_images else None,
         }
 
@@ -300,29 +265,24 @@ class Explorer:
         try:
             yield
         except NotFinite as error:
-            raise RunError(
-                f"{self.name} answers with numbers that are not finite, its weights are damaged ({error})"
-            ) from error
+            what = "answers with numbers that are not finite, its weights are damaged"
+            raise RunError(f"{self.name} {what} ({error})") from error
 
-    def _sampled_masks(self, logits: Tensor, retain: Tensor, seed: int) -> list[dict[str, Any]]:
+    def _sampled_masks(self, logits: Tensor, retain: Tensor, seed: int) -> tuple[Any, list[dict[str, Any]]]:
+        """Return some masks, and how many classes each keeps and what is answered with it."""
         if not isinstance(self.trained.model.head, MaskedHead):
-            return []
-        masks = []
-        draws = sampled(logits, retain, MASKS, torch.Generator().manual_seed(seed))
-        for mask, probs in zip(*draws, strict=True):
-            best = int(probs.argmax())
-            masks.append({"kept": mask, "count": int(mask.sum()), "class": best, "p": _rounded(float(probs[best]))})
-        return masks
-
-    # --- the class map -------------------------------------------------------------------------------------------
+            return [], []
+        kept, probs = sampled(logits, retain, MASKS, torch.Generator().manual_seed(seed))
+        best = probs.max(-1)
+        rows = zip(kept.sum(-1).tolist(), best.indices.tolist(), best.values, strict=True)
+        return kept, [{"count": int(count), "class": k, "p": _rounded(p)} for count, k, p in rows]
 
     def map(self) -> dict[str, Any]:
         """Return how far the mean rho of each true class (rows) lies above its base rate, and the answers given.
 
-        ``rho[i][j]`` is the mean retain probability of class j over the examples of class i, and ``above[i][j]`` how
-        much that exceeds the mean over the examples of all classes but j: what class i adds to the attention for j. A
-        class without test examples has a row of None. Of more than 200 classes, those with most wrong answers given
-        or received are shown.
+        ``rho[i][j]`` is the mean rho of class j over the examples of class i, and ``above[i][j]`` how much that exceeds
+        the mean over the examples of all classes but j. A class without test examples has a row of None. Of more than
+        200 classes, those with most wrong answers given or received are shown.
         """
         count = len(self.classes)
         confusion = np.zeros((count, count), np.int64)
@@ -341,8 +301,6 @@ class Explorer:
             above.append(np.round((mean - base)[shown], 4).tolist() if sizes[k] else None)
         counts = confusion[np.ix_(shown, shown)].tolist()
         return {"classes": shown.tolist(), "rho": rho, "above": above, "counts": counts}
-
-    # --- inside --------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def _measure(self) -> None:
@@ -420,5 +378,12 @@ def _rows_that_matter(probs: Tensor, retain: Tensor, wanted: list[int]) -> list[
     return sorted(chosen, key=lambda k: -float(probs[k]))
 
 
-def _rounded(value: Any) -> Any:
-    return [round(v, 6) for v in value] if isinstance(value, list) else round(value, 6)
+def _entropy(probs: Tensor) -> Tensor:
+    """Return the entropy of predictions as a share of its largest value, log K."""
+    entropy: Tensor = torch.special.entr(probs).sum(-1) / math.log(probs.shape[-1])
+    return entropy.clamp(0, 1)
+
+
+def _rounded(values: Any) -> Any:
+    found = values.tolist()
+    return [round(v, 6) for v in found] if isinstance(found, list) else round(found, 6)

@@ -20,8 +20,8 @@ def bind(host: str, port: int) -> socket.socket:
     """Return a socket bound to the address; port 0 picks a free one.
 
     >>> with bind("127.0.0.1", 0) as bound:
-    ...     bound.getsockname()[0]
-    '127.0.0.1'
+    ...     address(bound).startswith("http://127.0.0.1:"), is_loopback(bound)
+    (True, True)
     """
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -41,12 +41,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def address(bound: socket.socket) -> str:
-    """Return the address to open in a browser for a bound socket.
-
-    >>> with bind("127.0.0.1", 0) as bound:
-    ...     address(bound).startswith("http://127.0.0.1:")
-    True
-    """
+    """Return the address to open in a browser for a bound socket."""
     name, port = bound.getsockname()[:2]
     if ipaddress.ip_address(name).is_unspecified:
         name = "127.0.0.1"
@@ -54,21 +49,12 @@ def address(bound: socket.socket) -> str:
 
 
 def is_loopback(bound: socket.socket) -> bool:
-    """Return whether only this machine can reach a bound socket.
-
-    >>> with bind("127.0.0.1", 0) as bound:
-    ...     is_loopback(bound)
-    True
-    """
+    """Return whether only this machine can reach a bound socket."""
     return ipaddress.ip_address(bound.getsockname()[0]).is_loopback
 
 
 def make_server(app: FastAPI) -> uvicorn.Server:
-    """Return the server, not yet running.
-
-    >>> make_server(FastAPI()).started
-    False
-    """
+    """Return the server, not yet running."""
     config = uvicorn.Config(
         app,
         ws="none",

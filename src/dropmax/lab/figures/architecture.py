@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dropmax.lab.figures.subject import Subject
+from dropmax.lab.figures.runs import Subject
 from dropmax.workbench import style
 
 __all__ = ["CAPTION", "draw"]
@@ -28,17 +28,11 @@ Node = tuple[tuple[float, float], str, dict[str, str], bool]
 
 def draw(subject: Subject) -> tuple[Any, str]:
     """Draw the three diagrams; no run is needed."""
-    plt = style.pyplot()
     widths = [4.2, 5.9, 4.2]
-    figure, axes = plt.subplots(1, 3, figsize=(style.PAGE, 2.7), width_ratios=widths)
-    for panel, letter, title, width, diagram in zip(
-        axes,
-        "abc",
-        ("DropMax (q = p), training", "DropMax, training", "both, testing"),
-        widths,
-        (_qp_training, _training, _testing),
-        strict=True,
-    ):
+    figure, axes = style.pyplot().subplots(1, 3, figsize=(style.PAGE, 2.7), width_ratios=widths)
+    titles = ("DropMax (q = p), training", "DropMax, training", "both, testing")
+    diagrams = (_qp_training, _training, _testing)
+    for panel, letter, title, width, diagram in zip(axes, "abc", titles, widths, diagrams, strict=True):
         panel.set(xlim=(0, width), ylim=(-0.85, 4.1))
         style.bare(panel)
         style.panel(panel, letter, title)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dropmax import exact
-from dropmax.lab.figures.subject import Subject
+from dropmax.lab.figures.runs import Subject
 from dropmax.lab.stability import is_target_of, on_rivals, posterior_logits
 from dropmax.workbench import style
 
@@ -32,20 +32,13 @@ CAPTION = (
 
 @dataclass(frozen=True)
 class Condition:
-    """What :func:`measure` finds for each example.
+    """What :func:`measure` finds for each example."""
 
-    Attributes:
-        margin: rho of the target minus the highest of a rival.
-        spread: the highest minus the lowest rho of a rival.
-        left_side: of the inequality.
-        under_q, under_p: the gradient's size under the masks' posterior and prior, as multiples of softmax's.
-    """
-
-    margin: Tensor
-    spread: Tensor
-    left_side: Tensor
-    under_q: Tensor
-    under_p: Tensor
+    margin: Tensor  #: rho of the target minus the highest of a rival
+    spread: Tensor  #: the highest minus the lowest rho of a rival
+    left_side: Tensor  #: of the inequality
+    under_q: Tensor  #: the gradient's size under the masks' posterior, as a multiple of softmax's
+    under_p: Tensor  #: the same under their prior
 
     @property
     def met(self) -> Tensor:
@@ -84,14 +77,13 @@ def measure(logits: Tensor, retain_logits: Tensor, posterior: Tensor, target: Te
 
 def draw(subject: Subject) -> tuple[Any, str]:
     """Draw both panels over a run's training set."""
-    plt = style.pyplot()
     run = subject.with_masks()
     o, a = run.logits("train")
     y = run.train.labels
     with torch.no_grad():
         q = run.head.posterior_probs(run.features("train"), y)
     found = measure(o, a, q, y)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(style.PAGE, 3.1))
+    figure, (left, right) = style.pyplot().subplots(1, 2, figsize=(style.PAGE, 3.1))
     shown = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))[:3000]
     for kind, colour, mark, label in (
         (found.strictly_met, style.BLUE, "o", "meets Condition 1"),
@@ -121,11 +113,8 @@ def draw(subject: Subject) -> tuple[Any, str]:
     right.hist(under_q, edges, color=style.BLUE, alpha=0.85, label="masks from q (training)")
     right.hist(under_p, edges, histtype="step", color=style.RED, linewidth=1.4, label="masks from p(z|x)")
     right.axvline(1, color="black", linewidth=0.8)
-    right.set(
-        xscale="log" if wide else "linear",
-        xlabel="gradient by $w_t$: DropMax's / softmax's",
-        ylabel="training examples",
-    )
+    right.set(xlabel="gradient by $w_t$: DropMax's / softmax's", ylabel="training examples")
+    right.set_xscale("log" if wide else "linear")
     style.panel(right, "b", "the gradient it stands for")
     figure.legend(loc="outside lower center", ncol=3, fontsize=7.5, handletextpad=0.3)
     return figure, _words(found)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dropmax.lab.figures.subject import Subject
+from dropmax.lab.figures.runs import Subject
 from dropmax.workbench import style
 from dropmax.workbench.evaluation import Outputs
 
@@ -39,10 +39,6 @@ def links(outputs: Outputs, *, classes: int = MOST_CLASSES, limit: int = MOST_LI
 
     A rival is flagged where the prediction set of an example holds it beside the answer. Where no set holds two
     classes, the links are the pairs that are mistaken for one another.
-
-    >>> probs = torch.tensor([[0.8, 0.2, 0.0], [0.3, 0.7, 0.0], [0.0, 0.0, 1.0]])
-    >>> links(Outputs(probs, torch.ones(3, 3), torch.tensor([0, 0, 2])))
-    [Link(first=0, second=1, flagged=1.0, mistakes=1)]
     """
     answers = outputs.predicted
     count = outputs.probs.shape[-1]
@@ -74,17 +70,13 @@ def around_a_circle(found: list[Link], every: int = 0) -> list[int]:
     """Return the classes of some links in an order that puts linked ones side by side; also classes 0 .. every - 1.
 
     It goes from class to class along the strongest link that leads to a new one.
-
-    >>> around_a_circle([Link(0, 3, 0.5, 0), Link(3, 1, 0.4, 0), Link(2, 4, 0.1, 0)])
-    [0, 3, 1, 2, 4]
     """
     order: list[int] = []
     waiting = list(dict.fromkeys([k for link in found for k in (link.first, link.second)] + list(range(every))))
     while waiting:
         here = order[-1] if order else None
-        nexts = [
-            link.second if link.first == here else link.first for link in found if here in (link.first, link.second)
-        ]
+        pairs = [(link.first, link.second) for link in found]
+        nexts = [j if i == here else i for i, j in pairs if here in (i, j)]
         chosen = next((k for k in nexts if k in waiting), waiting[0])
         waiting.remove(chosen)
         order.append(chosen)
@@ -93,12 +85,11 @@ def around_a_circle(found: list[Link], every: int = 0) -> list[int]:
 
 def draw(subject: Subject) -> tuple[Any, str]:
     """Draw the graph of one run, classes around a circle."""
-    plt = style.pyplot()
     run = subject.with_masks()
     found = links(run.outputs)
     few = len(run.classes) <= MOST_CLASSES
     order = around_a_circle(found, len(run.classes) if few else 0)
-    figure, axes = plt.subplots(figsize=(0.66 * style.PAGE, 0.66 * style.PAGE))
+    figure, axes = style.pyplot().subplots(figsize=(0.66 * style.PAGE, 0.66 * style.PAGE))
     places = {k: 2 * math.pi * i / max(1, len(order)) for i, k in enumerate(order)}
     by_sets = any(link.flagged for link in found)  # else by mistakes
     strengths = [100 * link.flagged if by_sets else float(link.mistakes) for link in found]
@@ -124,8 +115,9 @@ def draw(subject: Subject) -> tuple[Any, str]:
     unit = " %" if by_sets else ""
     for weight in (1.0, 0.5, 0.1):
         axes.plot([], [], color=style.BLUE, label=f"{weight * max(strengths):.2g}{unit}", **_look(weight))
-    title = "of the examples answered as either,\nthe share whose set holds the other"
-    title = title if by_sets else "test examples of one taken for the other"
+    title = "test examples of one taken for the other"
+    if by_sets:
+        title = "of the examples answered as either,\nthe share whose set holds the other"
     figure.legend(loc="outside lower center", ncol=3, fontsize=8, title=title, title_fontsize=8, handlelength=3)
     names = run.classes
     strongest = ", ".join(

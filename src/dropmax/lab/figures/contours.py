@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dropmax.classifier import Classifier
 from dropmax.heads import make_head
-from dropmax.lab.figures.subject import Subject
+from dropmax.lab.figures.runs import Subject
 from dropmax.workbench import style
 from dropmax.workbench.networks import MLP
 
@@ -29,12 +29,7 @@ _MARKS = ("o", "s", "^", "D", "v")
 
 
 def problem(seed: int = 0, each: int = 60) -> tuple[Tensor, Tensor]:
-    """Return points of five overlapping classes around the origin, (N, 2), and their labels.
-
-    >>> x, y = problem()
-    >>> x.shape, y.bincount().tolist()
-    (torch.Size([300, 2]), [60, 60, 60, 60, 60])
-    """
+    """Return points of five overlapping classes around the origin, (N, 2), and their labels."""
     generator = torch.Generator().manual_seed(seed)
     angles = torch.arange(5) * (2 * torch.pi / 5)
     centres = 1.6 * torch.stack([angles.cos(), angles.sin()], -1)
@@ -43,12 +38,7 @@ def problem(seed: int = 0, each: int = 60) -> tuple[Tensor, Tensor]:
 
 
 def fit(points: Tensor, labels: Tensor, retain: float | None, *, steps: int, seed: int = 0) -> Classifier:
-    """Train a small network on the plane with softmax, or with masks that keep rivals with probability ``retain``.
-
-    >>> model = fit(*problem(), retain=0.4, steps=2)
-    >>> model.head
-    RandomDropMax(in_features=32, num_classes=5)
-    """
+    """Train a small network on the plane with softmax, or with masks that keep rivals with probability ``retain``."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         net = MLP(2, hidden=(32, 32))
@@ -66,10 +56,9 @@ def fit(points: Tensor, labels: Tensor, retain: float | None, *, steps: int, see
 
 def draw(subject: Subject) -> tuple[Any, str]:
     """Train five small networks and draw their decision regions; no run is needed."""
-    plt = style.pyplot()
     points, labels = problem()
     fresh, fresh_labels = problem(seed=1, each=2000)
-    figure, axes = plt.subplots(1, 1 + len(_RETAIN), figsize=(style.PAGE, 1.6), sharex=True, sharey=True)
+    figure, axes = style.pyplot().subplots(1, 1 + len(_RETAIN), figsize=(style.PAGE, 1.6), sharex=True, sharey=True)
     reach = 3.6
     line = torch.linspace(-reach, reach, 161)
     grid = torch.cartesian_prod(line, line)

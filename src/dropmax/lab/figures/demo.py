@@ -20,14 +20,7 @@ _COLUMNS = 8
 
 @dataclass(frozen=True)
 class Contrast:
-    """Two models on the same examples, as counts.
-
-    >>> import torch
-    >>> base = Outputs(torch.tensor([[0.995, 0.005], [0.4, 0.6]]), torch.ones(2, 2), torch.tensor([1, 1]))
-    >>> other = Outputs(torch.tensor([[0.3, 0.7], [0.8, 0.2]]), torch.ones(2, 2), torch.tensor([1, 1]))
-    >>> contrast(base, other)
-    Contrast(examples=2, wrong=(1, 1), fixed=1, broken=1, sure_and_wrong=(1, 0))
-    """
+    """Two models on the same examples, as counts."""
 
     examples: int
     wrong: tuple[int, int]  #: mistakes of the first model and of the second
@@ -59,14 +52,7 @@ def contrast(base: Outputs, other: Outputs) -> Contrast:
 
 
 def surest_mistakes(base: Outputs, chosen: Tensor, limit: int) -> list[int]:
-    """Return the examples among ``chosen`` whose answer the base model was surest of, at most one per true class.
-
-    >>> import torch
-    >>> probs = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.3, 0.7]])
-    >>> base = Outputs(probs, torch.ones(3, 2), torch.tensor([1, 0, 0]))
-    >>> surest_mistakes(base, torch.tensor([True, True, True]), limit=8)
-    [0, 1]
-    """
+    """Return the examples among ``chosen`` whose answer the base model was surest of, at most one per true class."""
     order = base.probs.amax(-1).masked_fill(~chosen, -1.0).argsort(descending=True, stable=True)
     first: dict[int, int] = {}
     for index in order[: int(chosen.sum())].tolist():
@@ -76,8 +62,7 @@ def surest_mistakes(base: Outputs, chosen: Tensor, limit: int) -> list[int]:
 
 def draw_demo(path: Path, images: Tensor, softmax: Outputs, dropmax: Outputs) -> None:
     """Draw the counts, the confidence of wrong answers, and digits that DropMax fixes and that both get wrong."""
-    plt = style.pyplot()
-    figure = plt.figure(figsize=(11, 9.2))
+    figure = style.pyplot().figure(figsize=(11, 9.2))
     parts = figure.subfigures(4, 1, height_ratios=[0.62, 1.75, 2.1, 2.1])
     found = contrast(softmax, dropmax)
     headline, more = found.sentences()

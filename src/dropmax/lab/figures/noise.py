@@ -10,8 +10,7 @@ from torch import Tensor
 
 from dropmax import exact
 from dropmax.heads.masked import sampled
-from dropmax.lab.figures.runs import Run, picture
-from dropmax.lab.figures.subject import Subject
+from dropmax.lab.figures.runs import Run, Subject, picture
 from dropmax.workbench import style
 
 __all__ = ["CAPTION", "draw", "keep_the_target"]
@@ -28,31 +27,23 @@ _REAL = 9
 
 
 def keep_the_target(o: Tensor, a: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return logits of the same problem with each row's target mask replaced by its rho: o_t + log rho_t, always kept.
-
-    >>> o, a = keep_the_target(torch.zeros(1, 2), torch.zeros(1, 2), torch.tensor([0]))
-    >>> [round(float(x), 4) for x in o[0]], a[0, 0].sigmoid() > 0.999999
-    ([-0.6931, 0.0], tensor(True))
-    """
+    """Return logits of the problem with each target mask replaced by its rho: o_t + log rho_t, always kept."""
     t = target[:, None]
     return o.scatter_add(-1, t, torch.nn.functional.logsigmoid(a.gather(-1, t))), a.scatter(-1, t, 60.0)
 
 
 def draw(subject: Subject) -> tuple[Any, str]:
     """Draw the three panels, each over the pictures it is about."""
-    plt = style.pyplot()
     run = subject.with_masks()
     generator = torch.Generator().manual_seed(0)
     index = _example(run)
     target = int(run.outputs.labels[index])
     sigmas, images, o, a = _noisy(run, index, generator)
-    figure, axes = plt.subplots(2, 3, figsize=(style.PAGE, 2.9), height_ratios=[4.6, 1], sharey="row")
+    figure, axes = style.pyplot().subplots(2, 3, figsize=(style.PAGE, 2.9), height_ratios=[4.6, 1], sharey="row")
     row = torch.full((len(sigmas),), target)
     fixed = keep_the_target(o, a, row)
-    off = [
-        _panel(axes[0, 0], sigmas, o, a, row, generator),
-        _panel(axes[0, 1], sigmas, *fixed, row, generator),
-    ]
+    panels = zip(axes[0], ((o, a), fixed), strict=False)
+    off = [_panel(panel, sigmas, *logits, row, generator) for panel, logits in panels]
     for column in (0, 1):
         axes[0, column].set(xlabel="noise σ", xlim=(-0.06, 1.06), xticks=[0, 0.5, 1])
         _strip(axes[1, column], [images[i] for i in range(0, len(images), 2)])

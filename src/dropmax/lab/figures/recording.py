@@ -1,8 +1,7 @@
 """Losses and gradients of a finished run step by step, by training it again.
 
-A checkpoint has no history and the log has one row per epoch. So the run's recipe is trained once more, by the same
-loop, with a callback that draws no random numbers: the same seed, versions and machine give the same run. What it saw
-is kept as JSON, so that a run is recorded once.
+The log has one row per epoch. So the same loop trains the run's recipe once more, with a callback that draws no random
+numbers: the same seed, versions and machine give the same run. What it saw is kept as JSON, and recorded once.
 """
 
 from __future__ import annotations
@@ -32,39 +31,25 @@ from dropmax.workbench.training import Callback, Interrupted, RunDirectory, Sess
 
 __all__ = ["Recording", "find_recording", "record", "recording_path"]
 
-#: At most this many points per curve: the paper's longest training, MNIST-55K, has 110,000 steps. Of a longer one,
-#: steps are averaged in windows.
+#: Points per curve at most; of a training longer than the paper's longest, 110,000 steps, windows are averaged.
 _POINTS = 120_000
-#: The loss of the whole test set is measured up to this often, and at least a third as often: it must not take much
-#: longer than training does.
+#: How often the test loss is measured, at most; at least a third of it. It must not take much longer than training.
 _TESTS = 120
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A run's history; entry i of ``train``, ``train_with_masks`` and ``gradient_norm`` is a mean up to ``steps[i]``.
+    """A run's history; entry i of a training curve is a mean up to ``steps[i]``."""
 
-    Attributes:
-        recipe: of the run, as TOML.
-        same_weights: whether the repetition ended with the run's own weights, bit by bit.
-        steps: of the training curves.
-        train: cross entropy of the batch with rho in place of the masks, before the step.
-        train_with_masks: the same with the masks z that training drew.
-        gradient_norm: norm of the batch loss's gradient by the classifier's weights and biases, psi.
-        test_steps: of the test curve.
-        test: cross entropy with rho of the test set.
-        provenance: who recorded this, when and how.
-    """
-
-    recipe: str
-    same_weights: bool
+    recipe: str  #: of the run, as TOML
+    same_weights: bool  #: whether the repetition ended with the run's own weights, bit by bit
     steps: list[int]
-    train: list[float]
-    train_with_masks: list[float]
-    gradient_norm: list[float]
+    train: list[float]  #: cross entropy of the batch with rho in place of the masks, before the step
+    train_with_masks: list[float]  #: the same with the masks z that training drew
+    gradient_norm: list[float]  #: of the batch loss by the classifier's weights and biases, psi
     test_steps: list[int]
-    test: list[float]
-    provenance: dict[str, Any]
+    test: list[float]  #: cross entropy of the test set, with rho
+    provenance: dict[str, Any]  #: who recorded this, when and how
 
 
 def recording_path(run: Run, directory: Path) -> Path:
@@ -86,9 +71,8 @@ def find_recording(run: Run, directory: Path) -> Recording | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(
-            f"the recording {path} is damaged ({error}): delete it and record again with --record"
-        ) from error
+        advice = "delete it and record again with --record"
+        raise RunError(f"the recording {path} is damaged ({error}): {advice}") from error
 
 
 def record(run: Run, directory: Path, *, command: str | None = None, quiet: bool = False) -> Recording:
@@ -100,11 +84,8 @@ def record(run: Run, directory: Path, *, command: str | None = None, quiet: bool
     make_directory(path.parent)
     options = run.recipe.training
     if not quiet:
-        print(
-            printable(f"recording {run.path}: its {options.epochs} epochs once more, kept in {path}"),
-            file=sys.stderr,
-            flush=True,
-        )
+        words = f"recording {run.path}: its {options.epochs} epochs once more, kept in {path}"
+        print(printable(words), file=sys.stderr, flush=True)
     # None of these changes a number that training computes.
     recipe = run.recipe.override({"training.validate_every": options.epochs, "training.compile": False})
     session = Session(recipe, load_data(recipe, run.data_dir), device="cpu")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import html
+import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -13,23 +15,16 @@ from typing import Any
 from dropmax.errors import InvalidValue, RunError, unknown
 from dropmax.lab.figures import (
     architecture,
-    concept,
     condition,
+    confidence,
     confusion_graph,
     contours,
-    convergence,
-    examples,
-    gradient_norms,
-    mask_curves,
     noise,
-    rejection,
-    reliability,
-    retain_profiles,
+    profiles,
+    training,
 )
-from dropmax.lab.figures.captions import Captions
 from dropmax.lab.figures.recording import find_recording, record
-from dropmax.lab.figures.runs import Run, by_data, data_name, slug
-from dropmax.lab.figures.subject import NotDrawable, Subject
+from dropmax.lab.figures.runs import NotDrawable, Run, Subject, by_data, data_name, slug
 from dropmax.workbench import style
 from dropmax.workbench.files import make_directory, write_atomically
 
@@ -40,24 +35,16 @@ __all__ = ["FIGURES", "Figure", "Made", "Needs", "make_figures"]
 class Needs:
     """What a figure is drawn from.
 
-    Args:
-        runs: whether any run will do, of any head.
-        masks: a run whose head learns masks, such as dropmax.
-        base: also a softmax run on the same data.
-        images: data that are images.
-        classes: the fewest and the most classes it can show.
-        recordings: the run's training, step by step (``--record``).
-
     >>> Needs(masks=True, base=True, images=True, classes=(2, 12)).words()
     'a softmax and a dropmax run on the same images of 2 to 12 classes'
     """
 
-    runs: bool = False
-    masks: bool = False
-    base: bool = False
-    images: bool = False
-    classes: tuple[int, int | None] = (2, None)
-    recordings: bool = False
+    runs: bool = False  #: any run will do, of any head
+    masks: bool = False  #: a run whose head learns masks, such as dropmax
+    base: bool = False  #: also a softmax run on the same data
+    images: bool = False  #: data that are images
+    classes: tuple[int, int | None] = (2, None)  #: the fewest and the most it can show
+    recordings: bool = False  #: the run's training, step by step (``--record``)
 
     def words(self) -> str:
         """Say it in words."""
@@ -100,46 +87,43 @@ class Needs:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure: its name, what it shows in a sentence or two, what it needs, and how it is drawn.
-
-    ``draw`` takes a :class:`Subject` and returns a matplotlib figure and what was measured for it, in words.
-    """
+    """A figure: ``draw`` takes a :class:`Subject` and returns a matplotlib figure and, in words, what it measured."""
 
     name: str
     place: str  #: where the paper has it
     caption: str
-    needs: Needs
     draw: Callable[[Subject], tuple[Any, str]]
+    needs: Needs = Needs()
     all_data: bool = False  #: one picture for all data sets together, rather than one for each
     uses_recordings: bool = False  #: whether it is drawn from them where they are; ``needs`` says whether it must be
 
 
-def _figure(
-    name: str, module: Any, place: str, *, all_data: bool = False, uses_recordings: bool = False, **needs: Any
-) -> Figure:
-    uses_recordings |= needs.get("recordings", False)
-    return Figure(name, place, module.CAPTION, Needs(**needs), module.draw, all_data, uses_recordings)
-
+_BEYOND = "beyond the paper"
 
 #: Every figure by name, in the order of the paper.
 FIGURES: dict[str, Figure] = {
     figure.name: figure
     for figure in (
-        _figure("concept", concept, "Figure 1", masks=True, images=True, classes=(3, 12)),
-        _figure("architecture", architecture, "Figure 2", all_data=True),
-        _figure("convergence", convergence, "Figure 3", all_data=True, uses_recordings=True, runs=True),
-        _figure("retain-profiles", retain_profiles, "Figure 4", masks=True, base=True, images=True, classes=(2, 12)),
-        _figure("examples", examples, "Figure 5", masks=True, base=True, images=True, classes=(6, None)),
-        _figure("contours", contours, "Appendix, Figure 6", all_data=True),
-        _figure("noise", noise, "Appendix, Figure 7", masks=True, images=True),
-        _figure("gradient-norms", gradient_norms, "Appendix B", masks=True, base=True, recordings=True),
-        _figure("condition-1", condition, "Appendix B", masks=True),
-        _figure("reliability", reliability, "beyond the paper", runs=True),
-        _figure("rejection", rejection, "beyond the paper", runs=True),
-        _figure("confusion-graph", confusion_graph, "beyond the paper", masks=True),
-        _figure("mask-curves", mask_curves, "beyond the paper", masks=True),
+        Figure("concept", "Figure 1", profiles.CONCEPT, profiles.draw_concept,
+               Needs(masks=True, images=True, classes=(3, 12))),
+        Figure("architecture", "Figure 2", architecture.CAPTION, architecture.draw, all_data=True),
+        Figure("convergence", "Figure 3", training.CONVERGENCE, training.draw_convergence, Needs(runs=True),
+               all_data=True, uses_recordings=True),
+        Figure("retain-profiles", "Figure 4", profiles.PROFILES, profiles.draw_profiles,
+               Needs(masks=True, base=True, images=True, classes=(2, 12))),
+        Figure("examples", "Figure 5", profiles.EXAMPLES, profiles.draw_examples,
+               Needs(masks=True, base=True, images=True, classes=(6, None))),
+        Figure("contours", "Appendix, Figure 6", contours.CAPTION, contours.draw, all_data=True),
+        Figure("noise", "Appendix, Figure 7", noise.CAPTION, noise.draw, Needs(masks=True, images=True)),
+        Figure("gradient-norms", "Appendix B", training.GRADIENTS, training.draw_gradients,
+               Needs(masks=True, base=True, recordings=True), uses_recordings=True),
+        Figure("condition-1", "Appendix B", condition.CAPTION, condition.draw, Needs(masks=True)),
+        Figure("reliability", _BEYOND, confidence.RELIABILITY, confidence.draw_reliability, Needs(runs=True)),
+        Figure("rejection", _BEYOND, confidence.REJECTION, confidence.draw_rejection, Needs(runs=True)),
+        Figure("confusion-graph", _BEYOND, confusion_graph.CAPTION, confusion_graph.draw, Needs(masks=True)),
+        Figure("mask-curves", _BEYOND, training.MASKS, training.draw_masks, Needs(masks=True)),
     )
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -180,11 +164,7 @@ def make_figures(
     >>> made.files[0].name
     'architecture.svg'
     """
-    chosen = _chosen(only)
-    if recorded and not any(figure.uses_recordings for figure in chosen):
-        users = ", ".join(figure.name for figure in FIGURES.values() if figure.uses_recordings)
-        raise InvalidValue(f"--record is for {users}: leave it out for {', '.join(only)}")
-    forms = _formats(formats)
+    chosen, forms = _chosen(only, recorded), _formats(formats)
     style.pyplot()  # say that matplotlib is missing before the work, not after it
     out = Path(out)
     command = command or shlex.join(["dropmax", *sys.argv[1:]])
@@ -192,7 +172,7 @@ def make_figures(
     if only and refused:
         raise RunError(f"the figure {refused[0].name} {refused[0].why_not}")
     _refuse_to_overwrite([out / f"{stem}.{form}" for _, _, stem in planned for form in forms], force)
-    captions = Captions(out / "captions.md", force)
+    captions = _Captions(out / "captions.md", force)
     made = []
     for figure, subject, stem in planned:
         if recorded and figure.uses_recordings:
@@ -205,13 +185,32 @@ def make_figures(
                 raise RunError(f"the figure {stem} {reason}") from None
             refused.append(Made(stem, (), why_not=str(reason)))
             continue
-        given = [run.path for run in subject.runs] if figure.needs != Needs() else []
-        captions.add(one.name, figure.place, one.caption, one.files, given, command)
+        captions.add(figure, one, subject.runs if figure.needs != Needs() else (), command)
         tell(one)
         made.append(one)
     for one in refused:
         tell(one)
     return made + refused
+
+
+def _chosen(only: Sequence[str], recorded: bool) -> list[Figure]:
+    for name in only:
+        if name not in FIGURES:
+            raise InvalidValue(unknown("figure", name, FIGURES))
+    chosen = [figure for figure in FIGURES.values() if not only or figure.name in only]
+    if recorded and not any(figure.uses_recordings for figure in chosen):
+        users = ", ".join(figure.name for figure in FIGURES.values() if figure.uses_recordings)
+        raise InvalidValue(f"--record is for {users}: leave it out for {', '.join(only)}")
+    return chosen
+
+
+def _formats(formats: Sequence[str]) -> list[str]:
+    if not formats:
+        raise InvalidValue(f"name at least one format of {', '.join(style.FORMATS)}")
+    for form in formats:
+        if form not in style.FORMATS:
+            raise InvalidValue(unknown("format", form, style.FORMATS, "separate several by commas"))
+    return list(dict.fromkeys(formats))
 
 
 def _plan(
@@ -220,18 +219,22 @@ def _plan(
     """Return what to draw, of what and under which name, and the figures that no data set has enough for."""
     planned: list[tuple[Figure, Subject, str]] = []
     refused: list[Made] = []
-    subjects = _subjects(runs)
+    by_name: dict[str, list[Run]] = {}
+    for group in by_data(runs).values():
+        name = slug(data_name(group[0].recipe))
+        while name in by_name:  # two folders of the same name in different places
+            name += "-2"
+        by_name[name] = group
     for figure in chosen:
-        if figure.all_data:
-            candidates = {figure.name: Subject(list(runs))}
-        else:
-            candidates = {f"{figure.name}-{name}": s for name, s in subjects.items()} or {figure.name: Subject([])}
+        candidates: dict[str, Sequence[Run]] = {f"{figure.name}-{name}": group for name, group in by_name.items()}
+        if figure.all_data or not runs:
+            candidates = {figure.name: runs}
+        needs = dataclasses.replace(figure.needs, recordings=False) if recorded else figure.needs
         reasons = []
-        for stem, subject in candidates.items():
-            if figure.uses_recordings:
-                subject = _with_recordings(subject, out)
-            needs = figure.needs
-            reason = (dataclasses.replace(needs, recordings=False) if recorded else needs).missing(subject)
+        for stem, members in candidates.items():
+            recordings = {run: find_recording(run, out) for run in members} if figure.uses_recordings else {}
+            subject = Subject(members, {run: found for run, found in recordings.items() if found is not None})
+            reason = needs.missing(subject)
             if reason is None:
                 planned.append((figure, subject, stem))
             else:
@@ -245,46 +248,12 @@ def _make(figure: Figure, subject: Subject, out: Path, stem: str, forms: Sequenc
     drawn, measured = figure.draw(subject)
     caption = " ".join(f"{figure.caption} {measured}".split())
     make_directory(out)
-    files = []
-    for form in forms:
+    files = tuple(out / f"{stem}.{form}" for form in forms)
+    for form, path in zip(forms, files, strict=True):
         content = style.encode(drawn, form, title=f"{stem} ({figure.place})", description=caption, command=command)
-        write_atomically(out / f"{stem}.{form}", content)
-        files.append(out / f"{stem}.{form}")
+        write_atomically(path, content)
     style.pyplot().close(drawn)
-    return Made(stem, tuple(files), caption)
-
-
-def _subjects(runs: Sequence[Run]) -> dict[str, Subject]:
-    """Group runs by their data, each under a name fit for files."""
-    named: dict[str, Subject] = {}
-    for group in by_data(runs).values():
-        name = slug(data_name(group[0].recipe))
-        while name in named:  # two folders of the same name in different places
-            name += "-2"
-        named[name] = Subject(group)
-    return named
-
-
-def _with_recordings(subject: Subject, out: Path) -> Subject:
-    found = {run: find_recording(run, out) for run in subject.runs}
-    return Subject(subject.runs, {run: recording for run, recording in found.items() if recording is not None})
-
-
-def _chosen(only: Sequence[str]) -> list[Figure]:
-    for name in only:
-        if name not in FIGURES:
-            raise InvalidValue(unknown("figure", name, FIGURES))
-    return [figure for figure in FIGURES.values() if not only or figure.name in only]
-
-
-def _formats(formats: Sequence[str]) -> list[str]:
-    found = list(dict.fromkeys(formats))
-    for form in found:
-        if form not in style.FORMATS:
-            raise InvalidValue(unknown("format", form, style.FORMATS, "separate several by commas"))
-    if not found:
-        raise InvalidValue(f"name at least one format of {', '.join(style.FORMATS)}")
-    return found
+    return Made(stem, files, caption)
 
 
 def _refuse_to_overwrite(files: Sequence[Path], force: bool) -> None:
@@ -294,3 +263,30 @@ def _refuse_to_overwrite(files: Sequence[Path], force: bool) -> None:
         raise RunError(
             f"{there[0]}{others} would be overwritten: use --force, choose figures with --only, or another --out"
         )
+
+
+class _Captions:
+    """``captions.md``, one section per figure; sections of figures made earlier stay."""
+
+    TITLE = "# Figures"
+
+    def __init__(self, path: Path, force: bool) -> None:
+        self.path = path
+        self.sections: dict[str, str] = {}
+        try:
+            text = path.read_text(encoding="utf-8") if path.exists() else self.TITLE
+        except (OSError, UnicodeDecodeError) as error:
+            raise RunError(f"cannot read {path}: {error}") from error
+        if not text.startswith(self.TITLE) and not force:
+            raise RunError(f"{path} is not ours and would be overwritten: use --force, or another --out")
+        for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+            self.sections[section.split("\n", 1)[0].strip()] = f"## {section.strip()}\n"
+
+    def add(self, figure: Figure, made: Made, runs: Sequence[Run], command: str) -> None:
+        """Write the section of one more figure. Class names in a caption stay text, whatever they look like."""
+        lines = [f"## {made.name}", "", f"*{figure.place}.* {html.escape(made.caption, quote=False)}", ""]
+        lines += [f"- files: {', '.join(path.name for path in made.files)}"]
+        lines += [f"- runs: {', '.join(str(run.path) for run in runs)}"] if runs else []
+        lines += [f"- command: `{command}`", ""]
+        self.sections[made.name] = "\n".join(lines)
+        write_atomically(self.path, f"{self.TITLE}\n\n" + "\n".join(self.sections.values()))

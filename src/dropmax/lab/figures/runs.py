@@ -1,4 +1,4 @@
-"""Trained runs as figures and reports want them: loaded once, with what they say about the test set."""
+"""Trained runs as figures and reports want them: loaded once, with their answers; and which of them play which part."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dropmax.classifier import Classifier
 from dropmax.errors import DataError, RunError
 from dropmax.functional import _wide
 from dropmax.heads import PAPER_OBJECTIVE, Head
@@ -29,7 +28,10 @@ from dropmax.workbench.recipes import DataOptions, Recipe
 from dropmax.workbench.training import RunDirectory, TrainedModel, load_data, load_model
 from dropmax.workbench.training.source import data_place
 
-__all__ = ["Run", "by_data", "data_name", "load_runs", "picture", "slug"]
+if TYPE_CHECKING:
+    from dropmax.lab.figures.recording import Recording
+
+__all__ = ["NotDrawable", "Run", "Subject", "by_data", "data_name", "load_runs", "picture", "slug"]
 
 #: What may differ between two runs of one method.
 _NOT_THE_METHOD = ("training.seed", "training.checkpoint_seconds", "training.validate_every", "training.calibrate")
@@ -52,35 +54,11 @@ class Run:
     _shared: dict[tuple[DataOptions, str], Dataset] = field(default_factory=dict, repr=False)
     _features: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
-    @property
-    def recipe(self) -> Recipe:
-        """The recipe it was trained by."""
-        return self.trained.recipe
-
-    @property
-    def seed(self) -> int:
-        """The seed that decided splits, weights and noise."""
-        return self.recipe.training.seed
-
-    @property
-    def model(self) -> Classifier:
-        """Network and head."""
-        return self.trained.model
-
-    @property
-    def head(self) -> Head:
-        """The head alone."""
-        return self.trained.model.head
-
-    @property
-    def has_masks(self) -> bool:
-        """Whether its head learns random masks."""
-        return isinstance(self.head, MaskedHead)
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The names of the classes."""
-        return self.trained.classes
+    def __post_init__(self) -> None:
+        self.recipe, self.model, self.classes = self.trained.recipe, self.trained.model, self.trained.classes
+        self.head: Head = self.model.head
+        self.has_masks = isinstance(self.head, MaskedHead)  #: whether its head learns random masks
+        self.seed = self.recipe.training.seed  #: it decided splits, weights and noise
 
     @property
     def data(self) -> Dataset:
@@ -110,11 +88,10 @@ class Run:
     def _load(self) -> Dataset:
         data = load_data(self.recipe, self.data_dir, run=self.path, data=self.moved)
         if data.classes != self.classes or data.input_shape != self.trained.input_shape:
-            raise DataError(
-                f"{data_name(self.recipe)} has changed since {self.path} was trained: it had {len(self.classes)} "
-                f"classes of shape {self.trained.input_shape}, and now has {data.num_classes} of shape "
-                f"{data.input_shape}"
-            )
+            then = f"{len(self.classes)} classes of shape {self.trained.input_shape}"
+            now = f"{data.num_classes} of shape {data.input_shape}"
+            changed = f"{data_name(self.recipe)} has changed since {self.path} was trained"
+            raise DataError(f"{changed}: it had {then}, and now has {now}")
         return data
 
     def features(self, part: str = "test") -> Tensor:
@@ -153,6 +130,65 @@ class Run:
             return self.head.classifier(h).double(), self.head.retain(h).double()
 
 
+class NotDrawable(RunError):
+    """The runs meet a figure's needs but hold nothing to show; the message says what is missing."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a figure is drawn from: runs, and recordings of them where there are any."""
+
+    runs: Sequence[Run]
+    recordings: dict[Run, Recording] = field(default_factory=dict)
+
+    @property
+    def masked(self) -> Run | None:
+        """The run whose masks are shown: of DropMax before its variants, the one with a softmax partner first."""
+        chosen = [run for run in self.runs if run.has_masks]
+        seeds = {run.seed for run in self.runs if run.head.name == "softmax"}
+        # min keeps the order given among equals
+        return min(chosen, key=lambda run: (run.head.name != "dropmax", run.seed not in seeds), default=None)
+
+    @property
+    def base(self) -> Run | None:
+        """The softmax run it is compared with, of the same seed where there is one."""
+        masked = self.masked
+        chosen = [run for run in self.runs if run.head.name == "softmax"]
+        return min(chosen, key=lambda run: masked is not None and run.seed != masked.seed, default=None)
+
+    def with_masks(self) -> Run:
+        """Return :attr:`masked`, for figures that need it."""
+        if self.masked is None:
+            raise RunError("no run here has a head that learns masks")
+        return self.masked
+
+    def pair(self) -> tuple[Run, Run]:
+        """Return :attr:`base` and :attr:`masked`, likewise."""
+        if self.base is None:
+            raise RunError("no run here has the head softmax")
+        return self.base, self.with_masks()
+
+    def methods(self) -> dict[str, list[Run]]:
+        """Return the runs of each method, softmax first, the others as given."""
+        found: dict[str, list[Run]] = {}
+        for run in sorted(self.runs, key=lambda run: run.head.name != "softmax"):
+            found.setdefault(run.label, []).append(run)
+        return found
+
+    def looks(self) -> dict[str, int]:
+        """Return each method's place in :data:`dropmax.workbench.style.LOOKS`; the first is softmax's own."""
+        methods = self.methods()
+        first = 0 if any(runs[0].head.name == "softmax" for runs in methods.values()) else 1
+        return {label: place for place, label in enumerate(methods, start=first)}
+
+    def recorded_pair(self) -> list[Run]:
+        """Return the softmax and dropmax runs whose training is compared: every seed of the two methods."""
+        if self.base is None or self.masked is None:
+            return []
+        labels = (self.base.label, self.masked.label)
+        return [run for run in self.runs if run.label in labels]
+
+
 def load_runs(
     paths: Sequence[Path | str],
     data_dir: Path | str | None = None,
@@ -163,45 +199,36 @@ def load_runs(
     """Load trained runs and label them by method; a run twice, or one without a model, is an error.
 
     ``data`` is where the data of all of them is now, if it has moved.
-    ``trust_code`` is that of :func:`~dropmax.workbench.training.load_model`.
 
     >>> load_runs([])
     []
     """
     runs: list[Run] = []
     shared: dict[tuple[DataOptions, str], Dataset] = {}
+    where = Path(data_dir) if data_dir is not None else None
     for path in map(Path, paths):
         if path.resolve() in {run.path.resolve() for run in runs}:
             raise RunError(f"the run {path} is given twice")
         directory = RunDirectory.open(path)
         trained = load_model(path, trust_code=trust_code)
-        where = Path(data_dir) if data_dir is not None else None
         runs.append(Run(path, trained, directory.metrics(), directory.environment(), where, data, _shared=shared))
+
+    def rival_of(one: Run) -> tuple[str, str]:
+        return one.recipe.head["name"], data_name(one.recipe)
+
     for run in runs:
-        rivals = [
-            other.recipe
-            for other in runs
-            if other.recipe.head["name"] == run.recipe.head["name"] and data_name(other.recipe) == data_name(run.recipe)
-        ]
-        run.label = _label(run.recipe, rivals)
+        run.label = _label(run.recipe, [other.recipe for other in runs if rival_of(other) == rival_of(run)])
     return runs
 
 
 def by_data(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Return the runs on each data set, in the order given."""
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(run.recipe.data.name, []).append(run)
-    return groups
+    names = dict.fromkeys(run.recipe.data.name for run in runs)
+    return {name: [run for run in runs if run.recipe.data.name == name] for name in names}
 
 
 def data_name(recipe: Recipe) -> str:
-    """Return how to call a recipe's data: its name, or the last part of its path.
-
-    >>> from dropmax.workbench.recipes import load_recipe
-    >>> data_name(load_recipe("mnist-1k")), data_name(load_recipe("mnist-1k").override({"data.name": "my/birds.csv"}))
-    ('mnist-1k', 'birds.csv')
-    """
+    """Return how to call a recipe's data: its name, or the last part of its path."""
     return Path(recipe.data.name).name or recipe.data.name
 
 
@@ -216,11 +243,7 @@ def slug(text: str) -> str:
 
 
 def picture(split: Split, index: int) -> NDArray[np.uint8]:
-    """Return an image as the network sees it, (H, W) or (H, W, 3), before normalisation.
-
-    >>> picture(Split(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), torch.tensor([0]), crop=4), 0).shape
-    (4, 4, 3)
-    """
+    """Return an image as the network sees it, (H, W) or (H, W, 3), before normalisation."""
     image = split.inputs[index]
     if split.crop is not None:
         image = centre_crop(image, split.crop, split.crop)
@@ -228,12 +251,11 @@ def picture(split: Split, index: int) -> NDArray[np.uint8]:
     return found
 
 
-def _flat(recipe: Recipe) -> dict[str, Any]:
-    return {name: value for name, value in flattened(recipe.to_dict()).items() if name not in _NOT_THE_METHOD}
-
-
 def _label(recipe: Recipe, rivals: Sequence[Recipe]) -> str:
-    mine, others = _flat(recipe), [_flat(rival) for rival in rivals]
+    mine, *others = (
+        {name: value for name, value in flattened(one.to_dict()).items() if name not in _NOT_THE_METHOD}
+        for one in (recipe, *rivals)
+    )
     missing = object()
     keys = dict.fromkeys(key for settings in (mine, *others) for key in settings)
     differing = [key for key in keys if any(other.get(key, missing) != mine.get(key, missing) for other in others)]

@@ -14,13 +14,10 @@ from torch import Tensor
 
 from dropmax import metrics
 from dropmax.errors import InvalidValue
-from dropmax.lab.figures import convergence, mask_curves, rejection, reliability
-from dropmax.lab.figures.runs import Run, by_data, data_name
-from dropmax.lab.figures.subject import Subject
-from dropmax.lab.report.charts import chart
-from dropmax.lab.report.compare import LEVEL, Comparison, compare
-from dropmax.lab.report.sections import classes_section, disagreements, hardest_section
-from dropmax.lab.report.words import METRICS
+from dropmax.lab.figures import confidence, training
+from dropmax.lab.figures.runs import Run, Subject, by_data, data_name
+from dropmax.lab.report.compare import LEVEL, METRICS, Comparison, compare
+from dropmax.lab.report.sections import chart, classes_section, disagreements, hardest_section
 from dropmax.workbench.evaluation import answer
 from dropmax.workbench.provenance import commit, versions
 
@@ -28,42 +25,29 @@ __all__ = ["environment", "make_report"]
 
 
 def make_report(runs: Sequence[Run], command: str) -> str:
-    """Return a report on runs as one HTML page that needs nothing else.
-
-    Args:
-        runs: from :func:`dropmax.lab.figures.runs.load_runs`; several are compared, data set by data set.
-        command: what made it, shown at its end.
-    """
+    """Return a report on runs as one HTML page that needs nothing else; several are compared, data set by data set."""
     if not runs:
         raise InvalidValue("name at least one run to report on")
     names = list(dict.fromkeys(data_name(run.recipe) for run in runs))
     heads = list(dict.fromkeys(run.head.name for run in runs))
     recipes = {f"{data_name(run.recipe)}: {run.label}": run for run in reversed(runs)}
-    page: str = (
-        environment()
-        .get_template("report.html.j2")
-        .render(
-            title=f"{', '.join(heads)} on {', '.join(names)}",
-            groups=[_group(members) for members in by_data(runs).values()],
-            runs=[_origin(run) for run in runs],
-            recipes=[(title, run.seed, run.recipe.to_toml()) for title, run in reversed(recipes.items())],
-            command=command,
-            commit=(commit() or "unknown")[:12],
-            versions=", ".join(f"{k} {v}" for k, v in versions().items()),
-            metrics=METRICS,
-            level=LEVEL,
-            style=resources.files(__package__).joinpath("report.css").read_text(encoding="utf-8"),
-        )
-    )
+    page: str = environment().get_template("report.html.j2").render(
+        title=f"{', '.join(heads)} on {', '.join(names)}",
+        groups=[_group(members) for members in by_data(runs).values()],
+        runs=[_origin(run) for run in runs],
+        recipes=[(title, run.seed, run.recipe.to_toml()) for title, run in reversed(recipes.items())],
+        command=command,
+        commit=(commit() or "unknown")[:12],
+        versions=", ".join(f"{k} {v}" for k, v in versions().items()),
+        metrics=METRICS,
+        level=LEVEL,
+        style=resources.files(__package__).joinpath("report.css").read_text(encoding="utf-8"),
+    )  # fmt: skip
     return page
 
 
 def environment() -> Any:
-    """Return the Jinja2 environment of the report: everything is escaped, and characters that show nothing go.
-
-    >>> environment().from_string("{{ text }}").render(text="<b>\\x1b&")
-    '&lt;b&gt;&amp;'
-    """
+    """Return the Jinja2 environment of the report: everything is escaped, and characters that show nothing go."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     found = Environment(
@@ -90,11 +74,7 @@ def _cut(text: str, limit: int) -> str:
 
 
 def _portable(text: str) -> str:
-    """Return a text whose absolute paths are cut to their last part: a report is sent around.
-
-    >>> _portable("dropmax report /home/me/runs/a --out b.html")
-    'dropmax report …/a --out b.html'
-    """
+    """Return a text whose absolute paths are cut to their last part: a report is sent around."""
     return re.sub(r"""(?<![\w./:<-])(?:[A-Za-z]:[\\/]|/)(?:[^\s'"\\/]+[\\/])*([^\s'"\\/]+)""", r"…/\1", text)
 
 
@@ -102,6 +82,7 @@ def _group(runs: Sequence[Run]) -> dict[str, Any]:
     found = compare(runs)
     main = next((run for run in runs if run.has_masks), runs[0])
     subject = Subject(runs)
+    logged = all(any("validation" in row for row in run.log) for run in runs)
     return {
         "name": data_name(runs[0].recipe),
         "found": found,
@@ -116,22 +97,15 @@ def _group(runs: Sequence[Run]) -> dict[str, Any]:
         "examples": len(runs[0].test),
         "data": runs[0].data,
         "methods": [_method(method, members) for method, members in found.methods.items()],
-        "reliability": chart(reliability.draw, subject, "Reliability diagrams"),
-        "rejection": chart(rejection.draw, subject, "Accuracy against rejection"),
-        "learning": chart(convergence.draw, subject, "Cross entropy in training") if _logged(runs) else None,
-        "masks": chart(mask_curves.draw, subject, "Masks in training") if main.has_masks else None,
+        "reliability": chart(confidence.draw_reliability, subject, "Reliability diagrams"),
+        "rejection": chart(confidence.draw_rejection, subject, "Accuracy against rejection"),
+        "learning": chart(training.draw_convergence, subject, "Cross entropy in training") if logged else None,
+        "masks": chart(training.draw_masks, subject, "Masks in training") if main.has_masks else None,
     }
 
 
-def _logged(runs: Sequence[Run]) -> bool:
-    return all(any("validation" in row for row in run.log) for run in runs)
-
-
 def _modes(found: Comparison) -> list[dict[str, Any]]:
-    """Compare the mean prediction with the exact sum over all masks, plain and with each run's temperature.
-
-    Numbers are means over the runs of a method. There are no rows with a temperature where a run is not calibrated.
-    """
+    """Compare the mean prediction with the exact sum over all masks, plain and, if all are calibrated, scaled."""
     rows = []
     for method, runs in found.methods.items():
         if not runs[0].has_masks:

@@ -1,32 +1,82 @@
-"""What a report says about single classes and examples: confusions, per-class numbers, disagreements, hard examples."""
+"""What a report shows: charts, confusions, per-class numbers, disagreements between runs, hard examples."""
 
 from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from markupsafe import Markup, escape
 from torch import Tensor
 
 from dropmax.lab.figures import confusion_graph
 from dropmax.lab.figures.demo import contrast, surest_mistakes
-from dropmax.lab.figures.runs import Run, picture
-from dropmax.lab.figures.subject import Subject
-from dropmax.lab.originals import Originals
-from dropmax.lab.report.charts import chart, confusion_image
+from dropmax.lab.figures.runs import NotDrawable, Run, Subject, picture
+from dropmax.lab.images import Originals
+from dropmax.workbench import style
 from dropmax.workbench.evaluation import answer
 from dropmax.workbench.training.source import data_place
 
-__all__ = ["classes_section", "disagreements", "hardest", "hardest_section"]
+__all__ = ["chart", "classes_section", "disagreements", "hardest", "hardest_section", "inline"]
 
 HARDEST, PAIRS, SHOWN = 20, 6, 6
 PHOTO = 112  # pixels: the longest side of a picture
 #: With more classes than these, a profile shows only those that matter, and the matrix becomes a picture.
 _ALL_CLASSES, _MATRIX = 12, 20
+_SHOWN_CLASSES = 40  # rows of the table of classes
+#: Colours of the figures, and the variables of report.css that stand for them.
+_VARIABLES = {
+    "#000000": "--ink",
+    "#ffffff": "--ground",
+    "#b0b0b0": "--soft",
+    "#999999": "--soft",
+    style.GREY.lower(): "--soft",
+    style.BLUE.lower(): "--blue",
+    style.ORANGE.lower(): "--orange",
+    style.TRUTH.lower(): "--green",
+    style.RED.lower(): "--red",
+}
+
+
+def chart(draw: Callable[[Subject], tuple[Any, str]], subject: Subject, label: str) -> Markup | None:
+    """Return one of the figures of :mod:`dropmax.lab.figures` as SVG, or None where it has nothing to show."""
+    try:
+        figure, _ = draw(subject)
+    except NotDrawable:
+        return None
+    return inline(figure, label)
+
+
+def inline(figure: Any, label: str) -> Markup:
+    """Return a matplotlib figure as an ``<svg>`` element and close it. Text stays text."""
+    plt = style.pyplot()
+    with plt.rc_context({"svg.fonttype": "none"}):
+        text = style.encode(figure, "svg", transparent=True).decode()
+    plt.close(figure)
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r' xmlns(:xlink)?="[^"]*"', "", text).replace("xlink:href=", "href=")
+    text = re.sub(r' id="[a-zA-Z]+[\w.]*_\d+"', "", text)  # figure_1, axes_1: once per picture, so not unique here
+    text = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", text)
+    for colour, variable in _VARIABLES.items():
+        text = text.replace(f": {colour}", f": var({variable})")
+    return Markup(text.replace("<svg ", f'<svg class="chart" role="img" aria-label="{escape(label)}" ', 1))
+
+
+def _confusion_image(counts: Any) -> Markup:
+    """Return the confusion matrix of many classes as a picture: share of each true class, darker is more."""
+    figure, axes = style.pyplot().subplots(figsize=(5.2, 4.6))
+    share = counts / counts.sum(-1, keepdims=True).clip(1)
+    image = axes.imshow(share, cmap=style.MASKS, vmin=0, vmax=1, interpolation="nearest")
+    axes.set(xlabel="answer (number of the class)", ylabel="true class")
+    axes.grid(False)
+    figure.colorbar(image, ax=axes, label="share of the true class", shrink=0.8)
+    return inline(figure, f"Confusion matrix of {len(counts)} classes")
 
 
 def classes_section(run: Run) -> dict[str, Any]:
@@ -34,9 +84,11 @@ def classes_section(run: Run) -> dict[str, Any]:
     outputs, count = run.outputs, len(run.classes)
     counts = np.zeros((count, count), np.int64)
     np.add.at(counts, (outputs.labels.numpy(), outputs.predicted.numpy()), 1)
-    found: dict[str, Any] = {"counts": counts.tolist() if count <= _MATRIX else None, "image": None, "graph": None}
-    if count > _MATRIX:
-        found["image"] = confusion_image(counts, list(run.classes))
+    found: dict[str, Any] = {"counts": None, "image": None, "graph": None}
+    if count <= _MATRIX:
+        found["counts"] = counts.tolist()
+    else:
+        found["image"] = _confusion_image(counts)
     if run.has_masks and confusion_graph.links(outputs):
         found["graph"] = chart(confusion_graph.draw, Subject([run]), "Which classes the model may confuse")
     return {**found, **_class_rows(run, counts), "pairs": _pairs(run, counts)}
@@ -48,22 +100,16 @@ def _class_rows(run: Run, counts: Any) -> dict[str, Any]:
     for k, name in enumerate(run.classes):
         mine, said, hit = int(counts[k].sum()), int(counts[:, k].sum()), int(counts[k, k])
         chosen = run.outputs.labels == k
-        rows.append(
-            {
-                "name": name,
-                "examples": mine,
-                "error": 1 - hit / mine if mine else None,
-                "precision": hit / said if said else None,
-                "recall": hit / mine if mine else None,
-                "coverage": float(sets[chosen][:, k].double().mean()) if sets is not None and mine else None,
-                "size": float(sets[chosen].sum(-1).double().mean()) if sets is not None and mine else None,
-            }
-        )
+        row = dict.fromkeys(("error", "recall", "coverage", "size")) | {"name": name, "examples": mine}
+        row["precision"] = hit / said if said else None
+        if mine:
+            row |= {"error": 1 - hit / mine, "recall": hit / mine}
+        if mine and sets is not None:
+            held, size = sets[chosen][:, k], sets[chosen].sum(-1)
+            row |= {"coverage": float(held.double().mean()), "size": float(size.double().mean())}
+        rows.append(row)
     rows.sort(key=lambda row: -(row["error"] or 0.0))
     return {"rows": rows[:_SHOWN_CLASSES], "left_out": max(0, len(rows) - _SHOWN_CLASSES), "sets": note}
-
-
-_SHOWN_CLASSES = 40
 
 
 def _sets(run: Run) -> tuple[Tensor | None, str]:
@@ -96,16 +142,9 @@ def _pairs(run: Run, counts: Any) -> list[dict[str, Any]]:
             break
         taken = ((labels == first) & (predicted == second)) | ((labels == second) & (predicted == first))
         chosen = confidence.masked_fill(~taken, -1.0).argsort(descending=True, stable=True)[: int(taken.sum())]
-        found.append(
-            {
-                "first": run.classes[first],
-                "second": run.classes[second],
-                "mistakes": int(both[first, second]),
-                "there": int(counts[first, second]),
-                "back": int(counts[second, first]),
-                "examples": [_example(run, i) for i in chosen[:SHOWN].tolist()],
-            }
-        )
+        pair = {"first": run.classes[first], "second": run.classes[second], "mistakes": int(both[first, second])}
+        pair |= {"there": int(counts[first, second]), "back": int(counts[second, first])}
+        found.append({**pair, "examples": [_example(run, i) for i in chosen[:SHOWN].tolist()]})
     return found
 
 
@@ -123,13 +162,8 @@ def disagreements(runs: Sequence[Run]) -> dict[str, Any] | None:
         ("Both are wrong", wrong[0] & wrong[1], base),
     ):
         shown = surest_mistakes(surer.outputs, chosen, SHOWN)
-        rows.append(
-            {
-                "title": title,
-                "count": int(chosen.sum()),
-                "examples": [{**_example(base, i), "other": _said(other, i)} for i in shown],
-            }
-        )
+        examples = [{**_example(base, i), "other": _said(other, i)} for i in shown]
+        rows.append({"title": title, "count": int(chosen.sum()), "examples": examples})
     return {"first": base.label, "second": other.label, "counts": contrast(base.outputs, other.outputs), "rows": rows}
 
 
@@ -159,19 +193,11 @@ def hardest_section(run: Run) -> list[dict[str, Any]]:
 
 def _example(run: Run, index: int) -> dict[str, Any]:
     originals = Originals(run.trained, run.test, Path(data_place(run.recipe, run.path, run.moved)).expanduser())
-    if run.trained.is_images:
-        pixels: Any = picture(run.test, index)
-    else:
-        found = originals.picture(index, PHOTO)
-        pixels = None if found is None else found.transpose(1, 2, 0)
-    image = None if pixels is None else _png(pixels)
-    return {
-        "index": index,
-        "image": image,
-        "text": originals.text(index),
-        "truth": run.classes[int(run.outputs.labels[index])],
-        **_said(run, index),
-    }
+    pixels: Any = picture(run.test, index) if run.trained.is_images else None
+    if (photograph := originals.picture(index, PHOTO)) is not None:
+        pixels = photograph.transpose(1, 2, 0)
+    shown = {"image": None if pixels is None else _png(pixels), "text": originals.text(index)}
+    return {"index": index, **shown, "truth": run.classes[int(run.outputs.labels[index])], **_said(run, index)}
 
 
 def _said(run: Run, index: int) -> dict[str, Any]:

@@ -1,9 +1,8 @@
 // Browse the test examples: filters, a grid to walk with the arrow keys, and the chosen one in detail.
 
-import { get } from "./api.js";
 import { answerParts, answerSentence, photo } from "./answer.js";
-import { byId, count, h, isNarrow, number, say, scrollBehaviour } from "./dom.js";
 import { noisePanel } from "./noise.js";
+import { byId, count, get, h, isNarrow, number, say, scrollBehaviour } from "./page.js";
 
 export function examplesView(about, navigate) {
   const grid = byId("grid");
@@ -17,8 +16,8 @@ export function examplesView(about, navigate) {
   let order = 0; // numbers the requests for details: a late answer must not replace a newer one
 
   grid.classList.toggle("long-names", about.classes.some((name) => name.length > 5));
-  fillSelect(byId("filter-true"), about.classes, "any");
-  fillSelect(byId("filter-predicted"), about.classes, "any");
+  fillSelect(byId("filter-true"), about.classes);
+  fillSelect(byId("filter-predicted"), about.classes);
 
   byId("filters").addEventListener("change", () => {
     const [kind, rival] = byId("filter-order").value.split(" ");
@@ -112,34 +111,21 @@ export function examplesView(about, navigate) {
       `Example ${example.index}: ${truth}, ${wrong ? `taken for ${answer}` : "answered right"}, ` +
       `probability of the truth ${number(example.truth, 2)}`;
     const value = example.attention === undefined ? number(example.truth, 2) : `ρ ${number(example.attention, 2)}`;
-    return h(
-      "li",
-      {},
-      h(
-        "button",
-        {
-          type: "button",
-          className: wrong ? "tile wrong" : "tile",
-          "aria-label": label,
-          title: label,
-          tabIndex: -1,
-          "data-index": example.index,
-          onclick: () => navigate({ ...state, index: example.index }),
-        },
-        example.image
-          ? h("img", { className: photo(about, ""), src: example.image, alt: "" })
-          : example.text
-            ? h("span", { className: "placeholder words", dir: "auto" }, example.text)
-            : h("span", { className: "placeholder" }, `#${example.index}`),
-        h("b", {}, truth),
-        h(
-          "span",
-          { className: "tile-text" },
-          h("span", { className: "tile-answer" }, wrong ? `✗ ${answer}` : "✓"),
-          h("span", { className: "num" }, value),
-        ),
-      ),
-    );
+    const picture = example.image
+      ? h("img", { className: photo(about, ""), src: example.image, alt: "" })
+      : example.text
+        ? h("span.placeholder.words", { dir: "auto" }, example.text)
+        : h("span.placeholder", `#${example.index}`);
+    const properties = {
+      type: "button",
+      "aria-label": label,
+      title: label,
+      tabIndex: -1,
+      "data-index": example.index,
+      onclick: () => navigate({ ...state, index: example.index }),
+    };
+    const text = h("span.tile-text", h("span.tile-answer", wrong ? `✗ ${answer}` : "✓"), h("span.num", value));
+    return h("li", h(wrong ? "button.tile.wrong" : "button.tile", properties, picture, h("b", truth), text));
   }
 
   async function open(index, explicit) {
@@ -157,8 +143,8 @@ export function examplesView(about, navigate) {
     }
     const mine = ++order;
     const settings = { noise: 0, seed: index }; // masks and noise of its own for each example
-    const top = h("div", { className: "answer-top" });
-    const place = h("div", { className: "answer-place" });
+    const top = h("div.answer-top");
+    const place = h("div.answer-place");
 
     async function refresh() {
       try {
@@ -172,7 +158,7 @@ export function examplesView(about, navigate) {
         place.replaceChildren(...parts.filter(Boolean));
         return answer;
       } catch (error) {
-        if (mine === order) place.replaceChildren(h("p", { className: "failure" }, error.message));
+        if (mine === order) place.replaceChildren(h("p.failure", error.message));
       }
     }
 
@@ -180,16 +166,9 @@ export function examplesView(about, navigate) {
     if (mine !== order) return;
     shownIndex = index;
     detail.hidden = false;
-    detail.replaceChildren(
-      h(
-        "header",
-        {},
-        h("h2", {}, `Example ${count(index)}`),
-        h("button", { type: "button", className: "quiet back", onclick: () => navigate({ ...state, index: "" }) }, "Back to all"),
-      ),
-      top,
-      place,
-    );
+    const leave = { type: "button", onclick: () => navigate({ ...state, index: "" }) };
+    const back = h("button.quiet.back", leave, "Back to all");
+    detail.replaceChildren(h("header", h("h2", `Example ${count(index)}`), back), top, place);
     if (!answer) return;
     const noise = noisePanel(about, index, async (level) => {
       settings.noise = level;
@@ -225,6 +204,7 @@ export function examplesView(about, navigate) {
   }
 }
 
-function fillSelect(select, classes, any) {
-  select.replaceChildren(h("option", { value: "" }, any), ...classes.map((name, k) => h("option", { value: String(k) }, name)));
+function fillSelect(select, classes) {
+  const options = classes.map((name, k) => h("option", { value: String(k) }, name));
+  select.replaceChildren(h("option", { value: "" }, "any"), ...options);
 }

@@ -1,9 +1,8 @@
 // The page: asks what the run is, then shows the view the address names after its "#".
 
-import { get } from "./api.js";
-import { byId, count, percent } from "./dom.js";
 import { examplesView } from "./examples.js";
 import { mapView } from "./map.js";
+import { byId, count, get, percent, query } from "./page.js";
 import { tryView } from "./tryout.js";
 
 const NOTES = {
@@ -18,8 +17,8 @@ const TITLES = { examples: "Examples", try: "Try your own", map: "Class map" };
 
 /** Read "#view?name=value&…", keeping only what a view can use. */
 function readAddress() {
-  const [view, query = ""] = location.hash.slice(1).split("?", 2);
-  const asked = new URLSearchParams(query);
+  const [view, text = ""] = location.hash.slice(1).split("?", 2);
+  const asked = new URLSearchParams(text);
   const parameters = {};
   for (const name of NUMBERS) {
     const value = asked.get(name);
@@ -30,13 +29,8 @@ function readAddress() {
 }
 
 function navigate(view, parameters) {
-  const kept = new URLSearchParams();
-  for (const name of [...NUMBERS, "order"]) {
-    const value = parameters[name];
-    if (value !== undefined && value !== null && value !== "") kept.set(name, value);
-  }
-  const query = kept.toString();
-  const hash = query ? `#${view}?${query}` : `#${view}`;
+  const kept = query(Object.fromEntries([...NUMBERS, "order"].map((name) => [name, parameters[name]])));
+  const hash = kept ? `#${view}?${kept}` : `#${view}`;
   if (location.hash === hash) route();
   else location.hash = hash;
 }

@@ -1,7 +1,6 @@
 // The class map: what rho has learned beside what was answered, on two canvases with one cursor.
 
-import { get } from "./api.js";
-import { byId, count, h, number, percent } from "./dom.js";
+import { byId, count, get, h, number, percent } from "./page.js";
 
 const SMALLEST_CELL = 3;
 const AXIS = 16; // room for the name of an axis
@@ -64,11 +63,11 @@ export function mapView(about, openExamples) {
     legend("legend-rho", "0 or below", `${signed(rho.high)} points`);
     legend("legend-counts", "0 %", percent(most));
     if (size < about.classes.length) {
-      const note = `Of ${count(about.classes.length)} classes, the ${size} with most confusions are shown.`;
-      byId("readout").textContent = note;
+      byId("readout").textContent =
+        `Of ${count(about.classes.length)} classes, the ${size} with most confusions are shown.`;
     }
     if (span > 1e-9) pairs("pairs-rho", (i, j) => data.above[i]?.[j] ?? 0, signed, panels[0].open);
-    else byId("pairs-rho").replaceChildren(h("li", { className: "hint" }, "Every ρ is the same."));
+    else byId("pairs-rho").replaceChildren(h("li.hint", "Every ρ is the same."));
     pairs("pairs-counts", (i, j) => data.counts[i][j], (value) => count(value), panels[1].open);
   }
 
@@ -129,10 +128,8 @@ export function mapView(about, openExamples) {
     const rho = data.rho[i] === null ? "no test examples" : `mean ρ ${number(data.rho[i][j], 3)}, ${signed(data.above[i][j])} points from its base rate`;
     const share = data.totals[i] ? ` (${percent(data.counts[i][j] / data.totals[i])})` : "";
     byId("readout").replaceChildren(
-      h("b", {}, truth),
-      i === j ? " itself: " : " and ",
-      i === j ? "" : h("b", {}, other),
-      i === j ? "" : ": ",
+      h("b", truth),
+      ...(i === j ? [" itself: "] : [" and ", h("b", other), ": "]),
       `${rho}; answered ${count(data.counts[i][j])} of ${count(data.totals[i])} times${share}.`,
     );
     for (const { canvas } of panels) paintCursor(canvas);
@@ -242,30 +239,18 @@ export function mapView(about, openExamples) {
   }
 
   function pairs(id, valueOf, spell, open) {
-    const found = [];
-    data.classes.forEach((_, i) =>
-      data.classes.forEach((__, j) => {
-        if (i !== j) found.push([valueOf(i, j), i, j]);
-      }),
-    );
+    const found = data.classes.flatMap((_, i) => data.classes.map((__, j) => [i === j ? 0 : valueOf(i, j), i, j]));
     found.sort((a, b) => b[0] - a[0]);
     const rows = found
       .slice(0, 8)
       .filter(([value]) => value > 0)
       .map(([value, i, j]) => {
         const [truth, other] = [about.classes[data.classes[i]], about.classes[data.classes[j]]];
-        return h(
-          "li",
-          {},
-          h(
-            "button",
-            { type: "button", className: "pair", onclick: () => open(i, j) },
-            h("span", { className: "pair-names" }, h("b", {}, truth), " → ", h("b", {}, other)),
-            h("span", { className: "num" }, spell(value)),
-          ),
-        );
+        const names = h("span.pair-names", h("b", truth), " → ", h("b", other));
+        const press = { type: "button", onclick: () => open(i, j) };
+        return h("li", h("button.pair", press, names, h("span.num", spell(value))));
       });
-    byId(id).replaceChildren(...(rows.length ? rows : [h("li", { className: "hint" }, "There is none.")]));
+    byId(id).replaceChildren(...(rows.length ? rows : [h("li.hint", "There is none.")]));
   }
 }
 
@@ -294,5 +279,5 @@ function fitted(context, text, width) {
 }
 
 function legend(id, low, high) {
-  byId(id).replaceChildren(h("span", { className: "num" }, low), h("i", { className: "ramp" }), h("span", { className: "num" }, high));
+  byId(id).replaceChildren(h("span.num", low), h("i.ramp"), h("span.num", high));
 }

@@ -1,43 +1,22 @@
 // The noise slider of an example: the same noise made louder, and how the answer fades with it.
 
-import { get } from "./api.js";
-import { h, number, say, svg } from "./dom.js";
+import { get, h, number, say, svg } from "./page.js";
 
-const WIDTH = 400;
-const HEIGHT = 136;
-const LEFT = 30;
-const RIGHT = 8;
-const TOP = 8;
-const BOTTOM = 10;
+const [WIDTH, HEIGHT] = [400, 136];
+const [LEFT, RIGHT, TOP, BOTTOM] = [30, 8, 8, 10];
 
 /** Build the panel; `onLevel(level)` is called when the slider moves, and returns once the answer is shown. */
 export function noisePanel(about, index, onLevel) {
-  const slider = h("input", {
-    type: "range",
-    id: "noise",
-    min: "0",
-    max: "1",
-    step: "0.05",
-    value: "0",
-    "aria-describedby": "noise-said",
-  });
+  const range = { type: "range", min: "0", max: "1", step: "0.05", value: "0" };
+  const slider = h("input", { ...range, id: "noise", "aria-describedby": "noise-said" });
   const value = h("output", { htmlFor: "noise" }, "0.00");
-  const said = h("p", { className: "hint", id: "noise-said" }, "Move the slider to add noise.");
-  const place = h("div", { className: "chart" });
+  const said = h("p.hint", { id: "noise-said" }, "Move the slider to add noise.");
+  const place = h("div.chart");
   const unit = about.images ? "of the range of a pixel" : "of each feature’s standard deviation";
-  const control = h(
-    "div",
-    { className: "noise-control" },
-    h("label", { htmlFor: "noise", className: "slider" }, h("span", {}, `Noise, ${unit}`), value),
-    slider,
-  );
-  const panel = h(
-    "section",
-    { className: "noise", "aria-label": "What noise does to the answer" },
-    h("h3", {}, "What noise does to the answer"),
-    place,
-    said,
-  );
+  const label = h("label.slider", { htmlFor: "noise" }, h("span", `Noise, ${unit}`), value);
+  const control = h("div.noise-control", label, slider);
+  const title = "What noise does to the answer";
+  const panel = h("section.noise", { "aria-label": title }, h("h3", title), place, said);
 
   let curve = null;
   let marker = null;
@@ -114,9 +93,8 @@ function chart(curve) {
 
 function key(about, answer) {
   return h(
-    "p",
-    { className: "key" },
-    h("span", {}, h("i", { className: "key-probability" }), `probability of “${about.classes[answer]}”`),
-    h("span", {}, h("i", { className: "key-entropy" }), "uncertainty: entropy, as a share of the largest possible"),
+    "p.key",
+    h("span", h("i.key-probability"), `probability of “${about.classes[answer]}”`),
+    h("span", h("i.key-entropy"), "uncertainty: entropy, as a share of the largest possible"),
   );
 }

@@ -1,21 +1,25 @@
-"""Untrusted images, decoded with limits, and images for the page; nothing is written to disk."""
+"""Images for pages: untrusted uploads, decoded with limits, and what lies behind a model's features; never on disk."""
 
 from __future__ import annotations
 
 import base64
 import io
 import warnings
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from dropmax.errors import DataError
-from dropmax.workbench.data import handwriting
-from dropmax.workbench.data.images import as_input, has_too_many_passes, square
+from dropmax.workbench.backbones import Backbone, Origin, reload_backbone
+from dropmax.workbench.data import Split, handwriting
+from dropmax.workbench.data.images import as_input, decode, has_too_many_passes, square
+from dropmax.workbench.training import TrainedModel
 
-__all__ = ["FORMATS", "MOST_BYTES", "MOST_PIXELS", "as_digit", "as_trained", "open_upload", "png"]
+__all__ = ["FORMATS", "MOST_BYTES", "MOST_PIXELS", "Originals", "as_digit", "as_trained", "open_upload", "png"]
 
 MOST_BYTES = 10 * 2**20
 MOST_PIXELS = 24_000_000  # about 170 MB while it is being decoded
@@ -24,12 +28,7 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 
 
 def open_upload(content: bytes) -> Image.Image:
-    """Open an image from bytes, reading no more than its header; refuse other formats and too many pixels.
-
-    >>> open_upload(b"GIF89a, or so it says")
-    Traceback (most recent call last):
-    dropmax.errors.DataError: this file is not an image that can be read; PNG, JPEG, WEBP, GIF and BMP can
-    """
+    """Open an image from bytes, reading no more than its header; refuse other formats and too many pixels."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is the lower one
@@ -42,21 +41,13 @@ def open_upload(content: bytes) -> Image.Image:
     if image.format in ("JPEG", "MPO") and has_too_many_passes(content, image.width * image.height):
         raise DataError("this JPEG asks for more passes over its pixels than any sound one does")
     if image.width * image.height > MOST_PIXELS:
-        raise DataError(
-            f"this image has {image.width:,} x {image.height:,} pixels; "
-            f"up to {MOST_PIXELS / 1e6:.0f} million can be read"
-        )
+        size = f"{image.width:,} x {image.height:,} pixels"
+        raise DataError(f"this image has {size}; up to {MOST_PIXELS / 1e6:.0f} million can be read")
     return image
 
 
 def as_trained(image: Image.Image, input_shape: tuple[int, ...], stored_size: int) -> Tensor:
-    """Return an opened image as uint8 (C, H, W), just as ``dropmax predict`` prepares a file.
-
-    >>> buffer = io.BytesIO()
-    >>> Image.new("RGB", (40, 20), "red").save(buffer, "PNG")
-    >>> as_trained(open_upload(buffer.getvalue()), (3, 64, 64), 72)[:, 32, 32]
-    tensor([255,   0,   0], dtype=torch.uint8)
-    """
+    """Return an opened image as uint8 (C, H, W), just as ``dropmax predict`` prepares a file."""
     try:
         pixels = square(image, stored_size)
     except Exception:
@@ -65,13 +56,7 @@ def as_trained(image: Image.Image, input_shape: tuple[int, ...], stored_size: in
 
 
 def as_digit(image: Image.Image) -> Tensor:
-    """Return an opened picture of one digit as MNIST would hold it, uint8 (1, 28, 28), as ``dropmax predict`` does.
-
-    >>> picture = Image.new("L", (100, 100), 255)
-    >>> picture.paste(0, (45, 10, 55, 90))  # a black stroke on white
-    >>> as_digit(picture).sum(-1)[0, 14]
-    tensor(765)
-    """
+    """Return an opened picture of one digit as MNIST would hold it, uint8 (1, 28, 28), as ``dropmax predict`` does."""
     try:
         return torch.from_numpy(handwriting.as_digit(image))[None]
     except DataError:
@@ -84,9 +69,6 @@ def png(pixels: Tensor, most: int = 4096) -> str:
     """Return uint8 pixels (C, H, W) as a ``data:`` address of a PNG: in colour for C = 3, else the first channel.
 
     Sides longer than ``most`` are scaled down to it.
-
-    >>> png(torch.zeros(1, 2, 2, dtype=torch.uint8))[:22]
-    'data:image/png;base64,'
     """
     array = pixels.permute(1, 2, 0).numpy() if len(pixels) == 3 else pixels[0].numpy()
     buffer = io.BytesIO()
@@ -94,3 +76,36 @@ def png(pixels: Tensor, most: int = 4096) -> str:
     image.thumbnail((most, most))
     image.save(buffer, "PNG")
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+class Originals:
+    """What a person wants to see in place of rows of features: the photographs and sentences they come from.
+
+    A model without a pretrained network in front of it has none. ``split.shown`` names the rows, and photographs lie
+    below ``root``.
+    """
+
+    def __init__(self, trained: TrainedModel, split: Split, root: Path | None) -> None:
+        self._origin, self._shown, self._root = trained.origin, split.shown, root
+        self.kind = Origin.from_json(trained.origin).kind if trained.origin else ""  #: "images", "text" or nothing
+
+    @property
+    def backbone(self) -> Backbone:
+        """The pretrained network, for new photographs and sentences."""
+        return reload_backbone(self._origin)
+
+    def text(self, index: int) -> str | None:
+        """Return the sentence behind a row."""
+        return self._shown[index] if self.kind == "text" and self._shown else None
+
+    def picture(self, index: int, side: int) -> NDArray[np.uint8] | None:
+        """Return the centre square (3, side, side) of the photograph behind a row; None where it cannot be found."""
+        if self.kind != "images" or self._root is None or not self._shown:
+            return None
+        name = PurePosixPath(self._shown[index])
+        if name.is_absolute() or ".." in name.parts:  # a file of features may come from anybody
+            return None
+        try:
+            return decode(self._root / name, side)
+        except (DataError, OSError):
+            return None
