@@ -11,10 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dropmax.errors import InvalidValue, check_choice
-from dropmax.workbench.networks import initialise
-from dropmax.workbench.networks.shapes import check_image_shape, check_sizes
-
-__all__ = ["BasicBlock", "CifarResNet", "ResNet"]
+from dropmax.workbench.networks.common import check_image_shape, check_sizes, kaiming
 
 STEMS = ("7x7", "3x3")
 DEEPEST = 1202  # of He et al.; a limit keeps a wrong number from building layers without end
@@ -86,7 +83,7 @@ def _stages(in_channels: int, widths: Sequence[int], blocks: Sequence[int], shor
 
 
 def _initialise(network: nn.Module, zero_init_residual: bool) -> None:
-    initialise.kaiming(network)
+    kaiming(network)
     if zero_init_residual:  # every block starts as its shortcut, which steadies the first steps
         for module in network.modules():
             if isinstance(module, BasicBlock):
@@ -139,8 +136,8 @@ class CifarResNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map images (N, C, H, W) to features (N, out_features)."""
         x = F.relu(self.bn(self.conv(x)), inplace=True)
-        x = self.stages(x)
-        return x.mean(dim=(2, 3))
+        features: Tensor = self.stages(x).mean(dim=(2, 3))
+        return features
 
 
 class ResNet(nn.Module):

@@ -113,7 +113,7 @@ class TrainingOptions:
     decay_exempt: Annotated[tuple[str, ...], _one_of("psi", "theta", "phi")] = ("theta",)
     decay_biases: bool = True  #: whether weight decay is also of biases and batch norms
     mixup: _NotNegative = 0.0  #: both parameters of the Beta distribution that mixes pairs of inputs; 0 mixes none
-    #: weights the head starts from (:func:`dropmax.workbench.networks.initialise.initialise_head`)
+    #: weights the head starts from (:func:`dropmax.workbench.networks.common.initialise_head`)
     head_init: Annotated[str, _one_of("default", "glorot", "truncated-normal")] = "default"
     clip_norm: _NotNegative = 0.0  #: largest norm of the gradient; 0 means no clipping
     #: the last two are autocast

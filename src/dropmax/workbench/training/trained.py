@@ -26,7 +26,7 @@ from dropmax.workbench.data.unlabelled import Expected
 from dropmax.workbench.evaluation import Outputs, answer
 from dropmax.workbench.files import parse_json, write_atomically
 from dropmax.workbench.networks import feature_size, make_network
-from dropmax.workbench.networks.initialise import initialise_head
+from dropmax.workbench.networks.common import initialise_head
 from dropmax.workbench.recipes import Recipe, recipe_from_dict
 
 __all__ = ["TrainedModel", "build", "load_model", "save_model", "write_model"]
