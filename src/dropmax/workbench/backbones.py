@@ -25,8 +25,6 @@ from torch import Tensor, nn
 from dropmax.errors import InvalidType, InvalidValue, MissingDependency, did_you_mean, first_line
 from dropmax.imports import load_module
 
-__all__ = ["BACKBONES", "LITE_SIZES", "Backbone", "Origin", "lite", "load_backbone", "reload_backbone"]
-
 #: Backbones by name, and what each is for.
 BACKBONES = {
     "efficientnet-lite0": "photographs, 1,280 features, ImageNet; extra `images`",

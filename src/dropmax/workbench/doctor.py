@@ -20,8 +20,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["EXTRAS", "Extra", "Problem", "Report", "examine"]
-
 #: What each extra of the package is for; its metadata say what the extra brings.
 EXTRAS = {
     "figures": "pictures: the demo's, the paper's, a model card's",

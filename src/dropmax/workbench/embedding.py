@@ -26,8 +26,6 @@ from dropmax.workbench.data.tables import TextTable, read_texts
 from dropmax.workbench.files import check_place, write_atomically
 from dropmax.workbench.progress import progress
 
-__all__ = ["Embedded", "Source", "cached_features", "embed", "find_source", "image_for", "name_some"]
-
 _BATCH = 32  # images per step; texts go in batches of 32 times as many
 _TEXTS = 1024
 _SHOWN = 300

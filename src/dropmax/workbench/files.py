@@ -14,8 +14,6 @@ from filelock import lock_descriptor
 
 from dropmax.errors import RunError
 
-__all__ = ["CannotWrite", "check_place", "lock", "make_directory", "parse_json", "read_json", "write_atomically"]
-
 
 class CannotWrite(RunError):
     """The disk is full or not writable, which says nothing about the run itself."""

@@ -25,8 +25,6 @@ from dropmax.workbench.progress import progress
 from dropmax.workbench.terminal import printable
 from dropmax.workbench.training import RunDirectory, TrainedModel, load_data
 
-__all__ = ["Measured", "draw_figure", "measure", "model_card"]
-
 _COLUMNS = {"error": 100, "top5_error": 100, "nll": 1, "brier": 1, "ece": 100, "aurc": 1}
 _TITLES = {
     "error": "error %",

@@ -10,8 +10,6 @@ from typing import Any, ClassVar, Protocol
 
 from dropmax.workbench.terminal import printable
 
-__all__ = ["Advance", "Status", "TrainingProgress", "progress"]
-
 _SECONDS_BETWEEN_LINES = 5.0
 
 

@@ -12,8 +12,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["commit", "provenance", "versions"]
-
 
 def provenance(command: str | None = None, seeds: Sequence[int] = ()) -> dict[str, Any]:
     """Return what is needed to get the same number again.

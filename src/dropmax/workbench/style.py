@@ -13,33 +13,6 @@ import numpy as np
 from dropmax.errors import optional
 from dropmax.workbench.files import write_atomically
 
-__all__ = [
-    "BLUE",
-    "COLUMN",
-    "FORMATS",
-    "GREY",
-    "LOOKS",
-    "MASKS",
-    "ORANGE",
-    "PAGE",
-    "PALE",
-    "RED",
-    "TRUTH",
-    "band",
-    "bare",
-    "class_ticks",
-    "encode",
-    "image",
-    "look",
-    "mark_answers",
-    "outlined",
-    "panel",
-    "plain",
-    "profile_colours",
-    "pyplot",
-    "save",
-]
-
 #: Okabe & Ito's palette; blue is dark and orange light when printed grey.
 BLUE, ORANGE, TRUTH, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#8C8C8C"
 PALE = "#B8CFE0"  #: bars of classes that are neither the truth nor an answer

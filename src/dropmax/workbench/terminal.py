@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["console", "printable"]
-
 #: Control, format (these turn text around or hide it), surrogates, line and paragraph separators.
 _OBEYED = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 #: Characters per line where there is no terminal: rich would cut tables to 80.

@@ -12,8 +12,6 @@ from dropmax.errors import InvalidValue, check_choice
 from dropmax.workbench.data.dataset import Split
 from dropmax.workbench.data.images import centre_crop
 
-__all__ = ["Augment", "Batches", "crop_and_flip", "normalise"]
-
 Augment = Literal["none", "crop-flip", "resize-crop-flip"]
 PADDING = 4
 

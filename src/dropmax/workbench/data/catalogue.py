@@ -13,8 +13,6 @@ from dropmax.errors import DataError, unknown
 from dropmax.workbench.data.mnist import FILES as MNIST_FILES
 from dropmax.workbench.data.mnist import find_mnist
 
-__all__ = ["NAMES", "SOURCES", "Download", "Known", "Source", "cache_directory", "data_directory", "find", "source_of"]
-
 
 @dataclass(frozen=True)
 class Download:

@@ -19,8 +19,6 @@ from dropmax.workbench.data.loading import list_images, load
 from dropmax.workbench.data.mnist import FILES as MNIST_FILES
 from dropmax.workbench.data.mnist import embedded_digits, find_mnist, read_idx
 
-__all__ = ["Finding", "Held", "check", "inventory"]
-
 # SHA-256 of the unpacked idx files; packing the same file again gives another .gz.
 MNIST_CONTENT = {
     "train-images": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",

@@ -10,8 +10,6 @@ import torch
 
 from dropmax.errors import DataError, InvalidType
 
-__all__ = ["Dataset", "HeldOut", "Split", "spell", "statistics"]
-
 
 @dataclass(frozen=True, eq=False)
 class Split:

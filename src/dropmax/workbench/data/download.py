@@ -16,8 +16,6 @@ from dropmax.workbench.data.labels import digest
 from dropmax.workbench.data.unpacking import unpack
 from dropmax.workbench.progress import progress
 
-__all__ = ["download", "fetch"]
-
 _BLOCK = 1 << 18
 _TIMEOUT = 30  # seconds without a byte
 _BROKEN = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError)

@@ -16,8 +16,6 @@ from dropmax.workbench.data.images import DEFAULT_IMAGE_SIZE, SUFFIXES, decoded,
 from dropmax.workbench.data.labels import read_lines
 from dropmax.workbench.data.splits import TEST_SEED, Part, Parts, balanced_subset
 
-__all__ = ["Listing", "list_awa", "list_awa2", "list_cub", "list_folder", "read_listing"]
-
 _VALIDATION = ("val", "validation")
 AWA_TEST_A_CLASS = 50
 AWA_IMAGES = 30_475

@@ -18,8 +18,6 @@ from dropmax.imports import load_module
 from dropmax.workbench.data.npz import check_inputs
 from dropmax.workbench.data.splits import Part, Parts
 
-__all__ = ["import_data", "is_function", "read_function"]
-
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _EXPECTED = "the function must return (inputs, labels), or a dictionary of such pairs with train, validation, test"
 

@@ -12,8 +12,6 @@ from PIL import Image, ImageOps
 from dropmax.errors import DataError
 from dropmax.workbench.data.images import to_rgb
 
-__all__ = ["as_digit", "as_mnist", "is_like_mnist"]
-
 SIDE, BOX = 28, 20
 #: Paler than this is not ink: the rim of an anti-aliased stroke should not widen its bounding box.
 FAINTEST = 32

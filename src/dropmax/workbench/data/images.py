@@ -25,22 +25,6 @@ from dropmax.workbench.data.labels import digest
 from dropmax.workbench.files import write_atomically
 from dropmax.workbench.progress import progress
 
-__all__ = [
-    "DEFAULT_IMAGE_SIZE",
-    "SUFFIXES",
-    "as_input",
-    "centre_crop",
-    "content_key",
-    "decode",
-    "decoded",
-    "has_too_many_passes",
-    "open_image",
-    "short_sides",
-    "square",
-    "stored_size",
-    "to_rgb",
-]
-
 _Result = TypeVar("_Result")
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from dropmax.errors import DataError, did_you_mean
 from dropmax.workbench.data.dataset import spell
 
-__all__ = ["as_labels", "digest", "encode", "encode_as", "not_text", "read_lines", "refuse_bomb", "refuse_long"]
-
 _LONGEST_LABEL = 255
 # What a file may unpack to: this many bytes whatever its size, or beyond that, this many times its size. Tables that
 # are mostly zeros pack better, and must then be stored unpacked: a bomb looks the same from outside.

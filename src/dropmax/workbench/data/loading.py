@@ -18,8 +18,6 @@ from dropmax.workbench.data.splits import Parts, assemble
 if TYPE_CHECKING:
     from dropmax.workbench.data.folders import Listing
 
-__all__ = ["load"]
-
 _READABLE = "an image folder or a .npz, .csv or .parquet file"
 
 

@@ -24,8 +24,6 @@ from numpy.typing import NDArray
 from dropmax.errors import DataError
 from dropmax.workbench.data.splits import Part, Parts
 
-__all__ = ["EmbeddedDigits", "choose_embedded", "embedded_digits", "find_mnist", "read_idx", "read_mnist"]
-
 FILES = {"train-images": 3, "train-labels": 1, "t10k-images": 3, "t10k-labels": 1}  # and their dimensions
 FOLDERS = ("mnist", "MNIST/raw", ".")
 _DIGITS = tuple("0123456789")

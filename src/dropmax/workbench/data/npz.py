@@ -15,8 +15,6 @@ from dropmax.workbench.data.dataset import spell
 from dropmax.workbench.data.labels import as_labels, encode, refuse_bomb
 from dropmax.workbench.data.splits import Part, Parts
 
-__all__ = ["NpzRows", "check_inputs", "read_npz", "read_npz_rows"]
-
 _Arrays = dict[str, NDArray[Any]]
 _DEFLATE_LIMIT = 1032  # no deflate stream expands by more, so a header promising more is lying
 #: How people spell the parts of the array ``split``.

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from dropmax.errors import DataError, first_line, optional
 from dropmax.workbench.data.labels import as_labels, refuse_bomb, refuse_long
 
-__all__ = ["Parquet"]
-
 
 class Parquet:
     """A Parquet table, of which the columns asked for are read."""

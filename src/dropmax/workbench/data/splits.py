@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from dropmax.errors import DataError, InvalidValue
 from dropmax.workbench.data.dataset import Dataset, HeldOut, Split, spell, statistics
 
-__all__ = ["Part", "Parts", "assemble", "balanced_subset", "hold_out"]
-
 # Held-out test rows do not follow the run's seed: runs with different seeds are then measured on the same rows, and
 # no run has trained on what another is tested on.
 TEST_SEED = 0

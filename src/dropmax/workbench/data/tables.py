@@ -21,8 +21,6 @@ from dropmax.workbench.data.labels import encode, not_text, read_lines, refuse_l
 from dropmax.workbench.data.parquet import Parquet
 from dropmax.workbench.data.splits import Part, Parts
 
-__all__ = ["TEXT_SUFFIXES", "TableRows", "TextTable", "read_rows", "read_table", "read_texts"]
-
 #: What :func:`read_texts` reads.
 TEXT_SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
 

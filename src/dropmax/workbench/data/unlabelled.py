@@ -21,8 +21,6 @@ from dropmax.workbench.data.npz import read_npz_rows
 from dropmax.workbench.data.splits import Part
 from dropmax.workbench.data.tables import TEXT_SUFFIXES, read_rows, read_texts
 
-__all__ = ["Expected", "Unlike", "find_inputs", "is_sentence", "read_inputs", "read_labelled", "read_outside"]
-
 TABLES = (".npz", ".csv", ".parquet")
 _BATCH = 256
 #: An image counts as unlike where its mean pixel is this many deviations of the training pixels from their mean:

@@ -13,8 +13,6 @@ from typing import IO
 
 from dropmax.errors import DataError
 
-__all__ = ["unpack"]
-
 _BLOCK = 1 << 20
 
 

@@ -22,8 +22,6 @@ from dropmax.checks import check_choice
 from dropmax.errors import optional
 from dropmax.workbench.recipes import Recipe
 
-__all__ = ["LOGS", "Callback", "Callbacks", "MLflow", "TensorBoard", "WandB", "make_callbacks", "scalars"]
-
 
 class Callback:
     """What training calls; override what you need.

@@ -11,8 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Ranks", "process_group"]
-
 
 @dataclass(frozen=True)
 class Ranks:

@@ -32,8 +32,6 @@ from dropmax.workbench.training.session import Session, on_features
 from dropmax.workbench.training.source import balanced, load_data, remember_data, tell_about
 from dropmax.workbench.training.trained import check_imports, save_model
 
-__all__ = ["Interrupted", "fit", "resume", "train"]
-
 #: Look for a loss that is not finite every step where that is free, and now and then where it stalls the device.
 _CHECK_EVERY = {"cpu": 1}
 

@@ -11,8 +11,6 @@ from dropmax.classifier import Classifier
 from dropmax.workbench.networks import Pretrained
 from dropmax.workbench.recipes import Recipe
 
-__all__ = ["flush_subnormals", "make_optimizer"]
-
 #: Weights and moments smaller than this change no result, and would soon be subnormal.
 SMALLEST = 1e-30
 

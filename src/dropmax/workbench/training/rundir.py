@@ -32,8 +32,6 @@ from dropmax.errors import RunError, first_line
 from dropmax.workbench.files import CannotWrite, make_directory, parse_json, read_json, write_atomically
 from dropmax.workbench.recipes import Recipe, load_recipe
 
-__all__ = ["RunDirectory"]
-
 _CHECKPOINT = re.compile(r"checkpoint-(\d{6})\.pt")
 _OURS = (
     "recipe.toml",

@@ -23,8 +23,6 @@ from dropmax.workbench.training.distributed import Ranks
 from dropmax.workbench.training.optimizer import make_optimizer
 from dropmax.workbench.training.trained import build
 
-__all__ = ["Session", "on_features"]
-
 
 class Session:
     """Model, optimiser, batches and random numbers of one run, and how far it has come.

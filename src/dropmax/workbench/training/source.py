@@ -14,8 +14,6 @@ from dropmax.workbench.data.catalogue import source_of
 from dropmax.workbench.files import read_json, write_atomically
 from dropmax.workbench.recipes import Recipe
 
-__all__ = ["FILE", "balanced", "data_place", "load_data", "move_data", "remember_data", "tell_about"]
-
 #: In a run directory: what finds the data again, and the rows that were held out.
 FILE = "data.json"
 

@@ -29,8 +29,6 @@ from dropmax.workbench.networks import feature_size, make_network
 from dropmax.workbench.networks.common import initialise_head
 from dropmax.workbench.recipes import Recipe, recipe_from_dict
 
-__all__ = ["TrainedModel", "build", "load_model", "save_model", "write_model"]
-
 _MOST_STORED = 2304  # the side of stored images for the largest image_size, 2048
 
 
