@@ -8,7 +8,7 @@ from typing import Any
 
 from dropmax.errors import InvalidValue, RunError
 from dropmax.workbench.data import NAMES
-from dropmax.workbench.data.functions import import_data, is_function, read_function
+from dropmax.workbench.data.loading import import_data, is_function, read_function
 from dropmax.workbench.recipes import Recipe, is_known, load_recipe, recipe_for
 
 __all__ = ["check_code", "column_name", "place", "resolve"]

@@ -22,7 +22,7 @@ from dropmax.lab.explorer import images
 from dropmax.lab.explorer.guard import Guard, polite
 from dropmax.lab.explorer.model import SENTENCE, Explorer, shown_name
 from dropmax.lab.explorer.uploads import Uploads
-from dropmax.workbench.data.handwriting import as_mnist
+from dropmax.workbench.data.mnist import as_mnist
 
 __all__ = ["create_app"]
 

@@ -11,10 +11,9 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from dropmax.errors import DataError
-from dropmax.workbench.data.dataset import spell
+from dropmax.workbench.data.dataset import TEST_SEED, Part, Parts, balanced_subset, spell
 from dropmax.workbench.data.images import DEFAULT_IMAGE_SIZE, SUFFIXES, decoded, short_sides, stored_size
 from dropmax.workbench.data.labels import read_lines
-from dropmax.workbench.data.splits import TEST_SEED, Part, Parts, balanced_subset
 
 _VALIDATION = ("val", "validation")
 AWA_TEST_A_CLASS = 50

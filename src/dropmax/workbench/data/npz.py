@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dropmax.errors import DataError
-from dropmax.workbench.data.dataset import spell
+from dropmax.workbench.data.dataset import Part, Parts, spell
 from dropmax.workbench.data.labels import as_labels, encode, refuse_bomb
-from dropmax.workbench.data.splits import Part, Parts
 
 _Arrays = dict[str, NDArray[Any]]
 _DEFLATE_LIMIT = 1032  # no deflate stream expands by more, so a header promising more is lying

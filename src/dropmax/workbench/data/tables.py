@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dropmax.errors import DataError, did_you_mean
-from dropmax.workbench.data.dataset import spell
+from dropmax.workbench.data.dataset import Part, Parts, spell
 from dropmax.workbench.data.labels import encode, not_text, read_lines, refuse_long
 from dropmax.workbench.data.parquet import Parquet
-from dropmax.workbench.data.splits import Part, Parts
 
 #: What :func:`read_texts` reads.
 TEXT_SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")

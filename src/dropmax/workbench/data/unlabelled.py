@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dropmax.errors import DataError
-from dropmax.workbench.data.dataset import spell
+from dropmax.workbench.data.dataset import Part, spell
 from dropmax.workbench.data.images import SUFFIXES, as_input, open_image, square
 from dropmax.workbench.data.labels import encode_as
 from dropmax.workbench.data.npz import read_npz_rows
-from dropmax.workbench.data.splits import Part
 from dropmax.workbench.data.tables import TEXT_SUFFIXES, read_rows, read_texts
 
 TABLES = (".npz", ".csv", ".parquet")
@@ -43,7 +42,7 @@ class Expected:
     classes: tuple[str, ...] = ()
     label_column: str = "label"
     id_column: str = ""
-    digits: bool = False  #: prepare image files as MNIST's digits were, see :mod:`dropmax.workbench.data.handwriting`
+    digits: bool = False  #: prepare image files as MNIST's digits were, see :mod:`dropmax.workbench.data.mnist`
     origin: str = ""  #: the backbone that images or texts go through first, see ``backbones.Origin``
     text_column: str = ""  #: of tables of texts
 
@@ -241,7 +240,7 @@ def _check_origin(file: Path, expected: str, found: str) -> None:
 def _image(file: Path, expected: Expected) -> Tensor:
     with open_image(file) as image:
         if expected.digits:
-            from dropmax.workbench.data.handwriting import as_digit
+            from dropmax.workbench.data.mnist import as_digit
 
             try:
                 return torch.from_numpy(as_digit(image))[None]

@@ -21,7 +21,7 @@ from dropmax.heads import make_head
 from dropmax.imports import check_import
 from dropmax.workbench.backbones import Origin
 from dropmax.workbench.data import Batches, Dataset, Split, normalise, statistics
-from dropmax.workbench.data.handwriting import is_like_mnist
+from dropmax.workbench.data.mnist import is_like_mnist
 from dropmax.workbench.data.unlabelled import Expected
 from dropmax.workbench.evaluation import Outputs, answer
 from dropmax.workbench.files import parse_json, write_atomically
