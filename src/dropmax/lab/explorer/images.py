@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from dropmax.errors import DataError
-from dropmax.workbench.data import handwriting
+from dropmax.workbench.data import mnist
 from dropmax.workbench.data.images import as_input, has_too_many_passes, square
 
 __all__ = ["FORMATS", "MOST_BYTES", "MOST_PIXELS", "as_digit", "as_trained", "open_upload", "png"]
@@ -73,7 +73,7 @@ def as_digit(image: Image.Image) -> Tensor:
     tensor(765)
     """
     try:
-        return torch.from_numpy(handwriting.as_digit(image))[None]
+        return torch.from_numpy(mnist.as_digit(image))[None]
     except DataError:
         raise
     except Exception:

@@ -15,7 +15,7 @@ from dropmax.workbench.data.dataset import TEST_SEED, Part, Parts, balanced_subs
 from dropmax.workbench.data.images import DEFAULT_IMAGE_SIZE, SUFFIXES, decoded, short_sides, stored_size
 from dropmax.workbench.data.labels import read_lines
 
-_VALIDATION = ("val", "validation")
+_PARTS = ("train", "validation", "test")
 AWA_TEST_A_CLASS = 50
 AWA_IMAGES = 30_475
 
@@ -26,8 +26,8 @@ class Listing:
 
     root: Path
     classes: tuple[str, ...]
-    files: dict[str, list[Path]] = field(default_factory=lambda: {"train": [], "validation": [], "test": []})
-    labels: dict[str, list[int]] = field(default_factory=lambda: {"train": [], "validation": [], "test": []})
+    files: dict[str, list[Path]] = field(default_factory=lambda: {part: [] for part in _PARTS})
+    labels: dict[str, list[int]] = field(default_factory=lambda: {part: [] for part in _PARTS})
     notes: list[str] = field(default_factory=list)
 
     def add(self, part: str, path: Path, label: int) -> None:
@@ -56,7 +56,6 @@ def read_listing(listing: Listing, image_size: int | None = None) -> Parts:
 
 
 def _enlarged(files: Sequence[Path], crop: int, is_default: bool) -> list[str]:
-    """Say so if images are smaller than what the network sees."""
     sides = short_sides(files)
     small = [side for side in sides if side < crop]
     if not small:
@@ -77,11 +76,9 @@ def list_folder(root: Path, known: Sequence[str] = ()) -> Listing:
     folders = {path.name: path for path in _folders(root)}
     parts = {"train": root}
     if "train" in folders:
-        parts = {"train": folders["train"]}
-        for part, spellings in (("validation", _VALIDATION), ("test", ("test",))):
-            present = [folders[name] for name in spellings if name in folders]
-            if present:
-                parts[part] = present[0]
+        if "val" in folders:
+            folders["validation"] = folders["val"]
+        parts = {part: folders[part] for part in _PARTS if part in folders}
     classes = tuple(path.name for path in _folders(parts["train"]))
     if not classes:
         raise DataError(

@@ -78,15 +78,7 @@ class NpzRows:
 
 
 def read_npz_rows(path: Path, *, labelled: bool = True) -> NpzRows:
-    """Read the inputs (``x``, or else ``x_test``) and, if ``labelled``, their labels where there are any.
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp(), "new.npz")
-    >>> np.savez(path, x=np.zeros((2, 3)), split=np.array(["train", "outside"]))
-    >>> rows = read_npz_rows(path)
-    >>> rows.values.shape, rows.labels, rows.outside
-    ((2, 3), None, array([1]))
-    """
+    """Read the inputs (``x``, or else ``x_test``) and, if ``labelled``, their labels where there are any."""
     arrays = _open_npz(path)
     name = "x" if "x" in arrays else "x_test"
     if name not in arrays:
@@ -167,12 +159,9 @@ def _shown(arrays: _Arrays, rows: int) -> NDArray[Any] | None:
 
 def _row_names(path: Path, arrays: _Arrays) -> list[str] | None:
     names = arrays.get("names")
-    if names is None:
-        return None
-    if names.dtype.kind != "U" or names.shape != arrays["x"].shape[:1]:
+    if names is not None and (names.dtype.kind != "U" or names.shape != arrays["x"].shape[:1]):
         raise DataError(f"{path}: names must be one string per row")
-    found: list[str] = names.tolist()
-    return found
+    return None if names is None else [str(name) for name in names]
 
 
 def _open_npz(path: Path) -> _Arrays:

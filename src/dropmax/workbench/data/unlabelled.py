@@ -17,6 +17,7 @@ from dropmax.errors import DataError
 from dropmax.workbench.data.dataset import Part, spell
 from dropmax.workbench.data.images import SUFFIXES, as_input, open_image, square
 from dropmax.workbench.data.labels import encode_as
+from dropmax.workbench.data.mnist import as_digit
 from dropmax.workbench.data.npz import read_npz_rows
 from dropmax.workbench.data.tables import TEXT_SUFFIXES, read_rows, read_texts
 
@@ -48,11 +49,7 @@ class Expected:
 
 
 def is_sentence(given: Path) -> bool:
-    """Say whether what was typed is a sentence: neither a file nor the name of a table, perhaps misspelt.
-
-    >>> is_sentence(Path("where is my card?")), is_sentence(Path("intents.csv"))
-    (True, False)
-    """
+    """Say whether what was typed is a sentence: neither a file nor the name of a table, perhaps misspelt."""
     if os.path.exists(given):  # not Path.exists, which raises where a sentence is longer than a name may be
         return False
     return " " in str(given) or given.suffix.lower() not in (*TEXT_SUFFIXES, ".npz")
@@ -79,12 +76,10 @@ def read_inputs(
 ) -> Iterator[_Named]:
     """Yield names and raw inputs (uint8 images or float32 features), tables first.
 
-    For a model behind a pretrained network (``expected.origin``), images, tables of texts and the sentences ``texts``
-    go through that network first.
-
-    An image is scaled and cropped at its centre, as in training; for a model of grey images it is turned grey, for one
-    of MNIST's digits (``expected.digits``) prepared as those were. The rows of a table are named by their
-    identifiers, or ``file:row``, counted from 1. ``tell`` is called with what the user should know, a line each.
+    Images are scaled and cropped as in training, and made grey, or a digit of MNIST, for a model of those. Behind a
+    pretrained network (``expected.origin``), images, tables of texts and the sentences ``texts`` go through it first.
+    The rows of a table are named by their identifiers, or ``file:row``, counted from 1. ``tell`` is called with what
+    the user should know, a line each.
     """
     if expected.origin:
         yield from _embedded([file for file in files if file.suffix.lower() != ".npz"], texts, expected, tell)
@@ -147,13 +142,6 @@ def read_labelled(path: Path, expected: Expected, tell: _Tell = lambda note: Non
 
     A folder has one sub-folder per class, an .npz the arrays ``x`` and ``y`` (or ``x_test`` and ``y_test``), a table
     its label column.
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp(), "new.csv")
-    >>> _ = path.write_text("width,label,length\\n3.5,rose,5.1\\n2,iris,4\\n")
-    >>> part = read_labelled(path, Expected((2,), columns=("length", "width"), classes=("iris", "rose")))
-    >>> part.inputs.tolist(), part.labels.tolist()
-    ([[5.099999904632568, 3.5], [4.0, 2.0]], [1, 0])
     """
     if not path.exists():
         raise DataError(f"{path} does not exist")
@@ -207,7 +195,7 @@ def _table(
     file: Path, expected: Expected, tell: _Tell, *, labelled: bool
 ) -> tuple[NDArray[Any], tuple[str, ...] | None, NDArray[Any] | None]:
     """Read a table in the order of the training columns: its inputs, names and labels."""
-    names: tuple[str, ...] | None = None
+    names = None
     if file.suffix.lower() == ".npz":
         found = read_npz_rows(file, labelled=labelled)
         values, labels = found.values, found.labels
@@ -240,8 +228,6 @@ def _check_origin(file: Path, expected: str, found: str) -> None:
 def _image(file: Path, expected: Expected) -> Tensor:
     with open_image(file) as image:
         if expected.digits:
-            from dropmax.workbench.data.mnist import as_digit
-
             try:
                 return torch.from_numpy(as_digit(image))[None]
             except DataError as error:
@@ -253,10 +239,8 @@ def _image(file: Path, expected: Expected) -> Tensor:
 class Unlike:
     """Counts the inputs that look unlike the training data: inverted pictures, features in other units.
 
-    Args:
-        brightness: mean and deviation of the training images' pixels in [0, 1]; None if they were not recorded.
-        mean: of the features in training.
-        std: their deviation.
+    ``brightness`` is the mean and deviation of the training images' pixels in [0, 1], None if they were not recorded;
+    ``mean`` and ``std`` are those of the features in training.
 
     >>> unlike = Unlike((0.13, 0.31), (0.13,), (0.31,))
     >>> unlike.look(torch.full((2, 1, 28, 28), 230, dtype=torch.uint8))
