@@ -17,7 +17,7 @@ from dropmax.workbench.progress import TrainingProgress
 from dropmax.workbench.recipes import Recipe, load_recipe
 from dropmax.workbench.training import Session, build, load_data, loop
 from dropmax.workbench.training.callbacks import Callbacks
-from dropmax.workbench.training.optimizer import make_optimizer
+from dropmax.workbench.training.session import make_optimizer
 
 AIM = 1.05
 CASES = (("mnist-1k", "released"), ("mnist-1k", "paper"))

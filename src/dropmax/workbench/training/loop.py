@@ -25,10 +25,8 @@ from dropmax.workbench.progress import TrainingProgress
 from dropmax.workbench.provenance import provenance
 from dropmax.workbench.recipes import Recipe
 from dropmax.workbench.training.callbacks import Callback, Callbacks, make_callbacks
-from dropmax.workbench.training.distributed import Ranks, process_group
-from dropmax.workbench.training.optimizer import flush_subnormals
 from dropmax.workbench.training.rundir import RunDirectory
-from dropmax.workbench.training.session import Session, on_features
+from dropmax.workbench.training.session import Ranks, Session, flush_subnormals, on_features, process_group
 from dropmax.workbench.training.source import balanced, load_data, remember_data, tell_about
 from dropmax.workbench.training.trained import check_imports, save_model
 

@@ -32,16 +32,12 @@ from dropmax.errors import RunError, first_line
 from dropmax.workbench.files import CannotWrite, make_directory, parse_json, read_json, write_atomically
 from dropmax.workbench.recipes import Recipe, load_recipe
 
-_CHECKPOINT = re.compile(r"checkpoint-(\d{6})\.pt")
-_OURS = (
-    "recipe.toml",
-    "environment.json",
-    "data.json",
-    "metrics.jsonl",
-    "model.safetensors",
-    "calibration.json",
-    "diagnosis.json",
-    "diagnosis.png",
+_CHECKPOINT = re.compile(r"checkpoint-\d{6}\.pt")
+#: Whatever a run may have made.
+_OURS = re.compile(
+    r"recipe\.toml|(environment|data|calibration|diagnosis)\.json|metrics\.jsonl|model\.safetensors|diagnosis\.png"
+    rf"|{_CHECKPOINT.pattern}|tensorboard|wandb|(\..*)?\.tmp",
+    re.DOTALL,
 )
 
 
@@ -167,8 +163,9 @@ class RunDirectory:
                 "from an older checkpoint"
             ) from error
         except Exception as error:  # zipfile, torch and its unpickler raise a dozen kinds on damaged files
-            reason = first_line(error)
-            raise RunError(f"{path} cannot be read ({reason}): delete it to resume from an older checkpoint") from error
+            raise RunError(
+                f"{path} cannot be read ({first_line(error)}): delete it to resume from an older checkpoint"
+            ) from error
         if not isinstance(state, dict) or "epoch" not in state or "model" not in state:
             raise RunError(f"{path} is not a checkpoint of dropmax: delete it to resume from an older checkpoint")
         return dict(_interned(state))
@@ -198,14 +195,7 @@ class RunDirectory:
 
     def _remove_old_run(self) -> None:
         """Delete what a run made; refuse if anything else is there: that is not ours to delete."""
-        strangers = [
-            p.name
-            for p in self.path.iterdir()
-            if p.name not in _OURS
-            and not _CHECKPOINT.fullmatch(p.name)
-            and p.name not in ("tensorboard", "wandb")
-            and not (p.name.startswith(".") and p.name.endswith(".tmp"))
-        ]
+        strangers = [path.name for path in self.path.iterdir() if not _OURS.fullmatch(path.name)]
         if strangers:
             raise RunError(f"{self.path} holds {strangers[0]!r}, which no run made: --force will not delete it")
         for path in self.path.iterdir():
