@@ -13,8 +13,8 @@ from rich.table import Table
 from benchmarks import harness
 from dropmax.classifier import Classifier
 from dropmax.workbench.data import Dataset, normalise
-from dropmax.workbench.progress import TrainingProgress
 from dropmax.workbench.recipes import Recipe, load_recipe
+from dropmax.workbench.terminal import TrainingProgress
 from dropmax.workbench.training import Session, build, load_data, loop
 from dropmax.workbench.training.callbacks import Callbacks
 from dropmax.workbench.training.session import make_optimizer

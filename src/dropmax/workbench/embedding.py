@@ -24,7 +24,7 @@ from dropmax.workbench.data.folders import Listing, list_folder
 from dropmax.workbench.data.images import centre_crop, content_key, decode
 from dropmax.workbench.data.tables import TextTable, read_texts
 from dropmax.workbench.files import check_place, write_atomically
-from dropmax.workbench.progress import progress
+from dropmax.workbench.terminal import progress
 
 _BATCH = 32  # images per step; texts go in batches of 32 times as many
 _TEXTS = 1024

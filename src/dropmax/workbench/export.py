@@ -27,8 +27,8 @@ from dropmax.workbench.backbones import Backbone, Origin, reload_backbone
 from dropmax.workbench.data import normalise
 from dropmax.workbench.data.images import centre_crop
 from dropmax.workbench.files import write_atomically
-from dropmax.workbench.progress import progress
 from dropmax.workbench.provenance import commit
+from dropmax.workbench.terminal import progress
 from dropmax.workbench.training import TrainedModel, load_model
 
 __all__ = ["FORMATS", "OUTPUTS", "Served", "export", "metadata", "raw_shape"]

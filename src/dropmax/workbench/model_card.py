@@ -21,8 +21,7 @@ from dropmax.heads.masked import MaskedHead
 from dropmax.workbench import style
 from dropmax.workbench.data import Split
 from dropmax.workbench.evaluation import Outputs, predict
-from dropmax.workbench.progress import progress
-from dropmax.workbench.terminal import printable
+from dropmax.workbench.terminal import printable, progress
 from dropmax.workbench.training import RunDirectory, TrainedModel, load_data
 
 _COLUMNS = {"error": 100, "top5_error": 100, "nll": 1, "brier": 1, "ece": 100, "aurc": 1}

@@ -15,8 +15,8 @@ from typing import Any
 from dropmax.lab.experiments.plan import Job, Plan
 from dropmax.lab.experiments.schedule import Schedule
 from dropmax.workbench.data import Dataset
-from dropmax.workbench.progress import Status
 from dropmax.workbench.recipes import DataOptions, Recipe
+from dropmax.workbench.terminal import Status
 
 __all__ = ["Progress", "estimate_seconds", "spell_seconds"]
 

@@ -274,7 +274,7 @@ def assemble(
         train = _cut(name, "train_size", train, train_size, seed)
     notes = [f"only one row each, so trained on and never tested: {spell(lone)}"] if lone else []
     return Dataset(
-        name, *(part.split(parts.crop) for part in (train, validation, test)), parts.classes,
+        name, train.split(parts.crop), validation.split(parts.crop), test.split(parts.crop), parts.classes,
         *statistics(torch.from_numpy(train.inputs)), parts.coarse, parts.coarse_classes,
         (*parts.notes, *notes), parts.columns, parts.origin, tuple(held_out),
         None if parts.outside is None else torch.from_numpy(parts.outside),

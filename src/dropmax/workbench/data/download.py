@@ -20,7 +20,7 @@ from dropmax.errors import DataError
 from dropmax.workbench.data.catalogue import SOURCES, Download, data_directory, find, source_of, withdrawn
 from dropmax.workbench.data.dataset import spell
 from dropmax.workbench.data.labels import digest
-from dropmax.workbench.progress import progress
+from dropmax.workbench.terminal import progress
 
 _BLOCK = 1 << 18
 _TIMEOUT = 30  # seconds without a byte

@@ -23,7 +23,7 @@ from dropmax.errors import DataError, InvalidValue
 from dropmax.workbench.data.catalogue import cache_folder
 from dropmax.workbench.data.labels import digest
 from dropmax.workbench.files import write_atomically
-from dropmax.workbench.progress import progress
+from dropmax.workbench.terminal import progress
 
 _Result = TypeVar("_Result")
 

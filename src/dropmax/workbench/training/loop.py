@@ -21,9 +21,9 @@ from dropmax.errors import InvalidValue, RunError
 from dropmax.workbench.data import Dataset
 from dropmax.workbench.evaluation import calibrate, measure
 from dropmax.workbench.networks import Pretrained
-from dropmax.workbench.progress import TrainingProgress
 from dropmax.workbench.provenance import provenance
 from dropmax.workbench.recipes import Recipe
+from dropmax.workbench.terminal import TrainingProgress
 from dropmax.workbench.training.callbacks import Callback, Callbacks, make_callbacks
 from dropmax.workbench.training.rundir import RunDirectory
 from dropmax.workbench.training.session import Ranks, Session, flush_subnormals, on_features, process_group

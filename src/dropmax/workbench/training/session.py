@@ -20,8 +20,8 @@ from dropmax.errors import InvalidValue, RunError, first_line
 from dropmax.heads import Loss
 from dropmax.workbench.data import Batches, Dataset, Split
 from dropmax.workbench.networks import Pretrained
-from dropmax.workbench.progress import progress
 from dropmax.workbench.recipes import Recipe, load_recipe
+from dropmax.workbench.terminal import progress
 from dropmax.workbench.training.trained import build
 
 #: Weights and moments smaller than this change no result, and would soon be subnormal.
