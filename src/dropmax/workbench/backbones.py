@@ -58,6 +58,10 @@ class Origin:
         """One line for a message."""
         return f"{self.name} ({self.package} {self.version}, weights {self.digest})".strip()
 
+    def is_like(self, other: Origin) -> bool:
+        """Whether weights and preprocessing are the same, whatever the version."""
+        return (self.digest, self.preprocessing) == (other.digest, other.preprocessing)
+
     def to_json(self) -> str:
         """Return it as text; :meth:`from_json` reads it back."""
         return json.dumps(asdict(self), sort_keys=True)
@@ -146,7 +150,7 @@ def reload_backbone(origin: str) -> Backbone:
     """Load the backbone of this :meth:`Origin.to_json`, once per process; refuse other weights or preprocessing."""
     wanted = Origin.from_json(origin)
     found = load_backbone(wanted.name, wanted.kind)
-    if (found.origin.digest, found.origin.preprocessing) != (wanted.digest, wanted.preprocessing):
+    if not found.origin.is_like(wanted):
         raise InvalidValue(f"the model was trained with {wanted.short}, but here is {found.origin.short}")
     return found
 

@@ -57,9 +57,8 @@ class _Limits:
         if self.least is not None and value < self.least:
             raise InvalidValue(f"{source}: {name} must be at least {self.least}, got {value}")
         if self.positive is not None and not (0 < value < math.inf or (value == 0 and not self.positive)):
-            raise InvalidValue(
-                f"{source}: {name} must be finite and {'above' if self.positive else 'not below'} 0, got {value}"
-            )
+            bound = "above" if self.positive else "not below"
+            raise InvalidValue(f"{source}: {name} must be finite and {bound} 0, got {value}")
 
 
 _Count = Annotated[int, _Limits(least=1)]
@@ -68,16 +67,12 @@ _Positive = Annotated[float, _Limits(positive=True)]
 _NotNegative = Annotated[float, _Limits(positive=False)]
 
 
-def _one_of(*choices: str) -> Any:
-    return _Limits(choices=choices)
-
-
 @dataclasses.dataclass(frozen=True)
 class DataOptions:
     """``[data]``: what to learn from."""
 
     name: str  #: a known data set, or the path of a folder or file
-    augment: Annotated[str, _one_of("none", "crop-flip", "resize-crop-flip")] = "none"
+    augment: Annotated[str, _Limits(choices=("none", "crop-flip", "resize-crop-flip"))] = "none"
     standardise: bool = True  #: whether to give each channel mean 0 and deviation 1; otherwise pixels are in [0, 1]
     image_size: _Size = 0  #: side of the images for data sets of differing sizes; 0 takes the data set's default
     train_size: _Size = 0  #: use this many training examples; 0 means all
@@ -101,22 +96,22 @@ class TrainingOptions:
     epochs: _Count = 100
     batch_size: _Count = 128
     #: "adam" has weight decay as an L2 penalty
-    optimizer: Annotated[str, _one_of("adam", "adamw", "sgd")] = "adam"
+    optimizer: Annotated[str, _Limits(choices=("adam", "adamw", "sgd"))] = "adam"
     learning_rate: _Positive = 1e-3
     momentum: _NotNegative = 0.9  #: of sgd
-    schedule: Annotated[str, _one_of("step", "cosine")] = "step"
+    schedule: Annotated[str, _Limits(choices=("step", "cosine"))] = "step"
     milestones: tuple[float, ...] = ()  #: shares of the epochs after which the rate is multiplied by decay_factor
     decay_factor: _Positive = 0.1
     weight_decay: _NotNegative = 0.0
     #: parameter groups of the head without weight decay
-    decay_exempt: Annotated[tuple[str, ...], _one_of("psi", "theta", "phi")] = ("theta",)
+    decay_exempt: Annotated[tuple[str, ...], _Limits(choices=("psi", "theta", "phi"))] = ("theta",)
     decay_biases: bool = True  #: whether weight decay is also of biases and batch norms
     mixup: _NotNegative = 0.0  #: both parameters of the Beta distribution that mixes pairs of inputs; 0 mixes none
     #: weights the head starts from (:func:`dropmax.workbench.networks.common.initialise_head`)
-    head_init: Annotated[str, _one_of("default", "glorot", "truncated-normal")] = "default"
+    head_init: Annotated[str, _Limits(choices=("default", "glorot", "truncated-normal"))] = "default"
     clip_norm: _NotNegative = 0.0  #: largest norm of the gradient; 0 means no clipping
     #: the last two are autocast
-    precision: Annotated[str, _one_of("float32", "bfloat16", "float16")] = "float32"
+    precision: Annotated[str, _Limits(choices=("float32", "bfloat16", "float16"))] = "float32"
     channels_last: bool = False
     compile: bool = False
     validate_every: _Count = 1  #: epochs between measurements on the validation set
@@ -174,9 +169,8 @@ class Recipe:
         for dotted, value in sorted(values.items(), key=lambda item: not item[0].endswith(".name")):
             table, _, key = dotted.partition(".")
             if table not in ("data", "network", "head", "training") or not key:
-                raise InvalidValue(
-                    f"cannot set {dotted!r}: name a value as data.KEY, network.KEY, head.KEY or training.KEY"
-                )
+                tables_of = "data.KEY, network.KEY, head.KEY or training.KEY"
+                raise InvalidValue(f"cannot set {dotted!r}: name a value as {tables_of}")
             if table in ("head", "network") and key == "name" and tables[table]["name"] != value:
                 tables[table] = {"name": value}  # the options of that head come from [heads]
             else:
@@ -357,12 +351,11 @@ def recipe_from_dict(tables: Mapping[str, Any], source: str) -> Recipe:
     if data.keys() >= former and "id_column" not in data and data["validation_size"] == 0:
         data["validation_size"] = -1  # a stored recipe of a version in which 0 stood for the data set's default
     heads = {name: dict(options) for name, options in tables.get("heads", {}).items()}
-    head = dict(tables["head"])
-    head = {"name": head["name"], **heads.get(head["name"], {}), **head}
+    name = tables["head"]["name"]
     recipe = Recipe(
         data=_fill(DataOptions, data, "data", source),
         network=dict(tables["network"]),
-        head=head,
+        head={"name": name, **heads.get(name, {}), **tables["head"]},
         training=_fill(TrainingOptions, tables.get("training", {}), "training", source),
         heads=heads,
     )
@@ -373,9 +366,7 @@ def recipe_from_dict(tables: Mapping[str, Any], source: str) -> Recipe:
             _refuse_strange(value, f"{source}: {table}.{key}")
     shares = recipe.training.milestones
     if any(not 0 < share < 1 for share in shares):
-        raise InvalidValue(
-            f"{source}: training.milestones are shares of the epochs between 0 and 1, got {list(shares)}"
-        )
+        raise InvalidValue(f"{source}: training.milestones are shares of the epochs between 0 and 1, got {[*shares]}")
     return recipe
 
 

@@ -28,21 +28,15 @@ VALIDATION_SHARE = 0.1
 class Split:
     """One part of a data set: ``inputs`` and their ``labels``, row by row.
 
-    Args:
-        inputs: uint8 images (N, C, H, W) with pixels 0..255, or float32 features (N, D).
-        labels: int64 class indices (N,).
-        crop: for images stored larger than the network sees them, the side of the square it sees; otherwise None.
-        shown: for features of photographs or sentences, the file name or the sentence behind each row.
-
     >>> split = Split(torch.zeros(2, 1, 28, 28, dtype=torch.uint8), torch.tensor([3, 7]))
     >>> len(split), split.input_shape
     (2, (1, 28, 28))
     """
 
-    inputs: torch.Tensor
-    labels: torch.Tensor
-    crop: int | None = None
-    shown: tuple[str, ...] = ()
+    inputs: torch.Tensor  #: uint8 images (N, C, H, W) with pixels 0..255, or float32 features (N, D)
+    labels: torch.Tensor  #: int64 class indices (N,)
+    crop: int | None = None  #: for images stored larger than the network sees them, the side of the square it sees
+    shown: tuple[str, ...] = ()  #: for features of photographs or sentences, the file name or sentence of each row
 
     def __post_init__(self) -> None:
         if (self.inputs.dtype, self.inputs.ndim) not in ((torch.uint8, 4), (torch.float32, 2)):
@@ -89,42 +83,26 @@ class HeldOut:
 class Dataset:
     """A named data set in three splits.
 
-    Args:
-        name: the name or path it was loaded by.
-        train: the training split.
-        validation: the split to choose settings on; may be empty.
-        test: the split to report.
-        classes: class names; the label k means ``classes[k]``.
-        mean: per channel (pixels scaled to 0..1) or per feature, over the training split.
-        std: likewise; a constant channel or feature has 1, so dividing by it is harmless.
-        coarse: for CIFAR-100, the superclass index of each class.
-        coarse_classes: for CIFAR-100, the superclass names.
-        notes: what the reader should know about how the splits came about, one sentence each.
-        columns: for tables with a header, the names of the features.
-        held_out: which rows were set aside for testing and validation, where the publisher has not decided.
-        origin: for features of a pretrained network, its description as JSON.
-        outside: inputs that belong to no class, where the file has some; never trained on.
-
     >>> from dropmax.workbench.data import load
     >>> digits = load("mnist-1k")
     >>> digits.num_classes, digits.input_shape, len(digits.train), len(digits.validation), len(digits.test)
     (10, (1, 28, 28), 1000, 5000, 10000)
     """
 
-    name: str
+    name: str  #: the name or path it was loaded by
     train: Split
-    validation: Split
-    test: Split
-    classes: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    coarse: tuple[int, ...] | None = None
-    coarse_classes: tuple[str, ...] | None = None
-    notes: tuple[str, ...] = ()
-    columns: tuple[str, ...] = ()
-    origin: str = ""
-    held_out: tuple[HeldOut, ...] = ()
-    outside: torch.Tensor | None = None
+    validation: Split  #: to choose settings on; may be empty
+    test: Split  #: to report
+    classes: tuple[str, ...]  #: their names; the label k means ``classes[k]``
+    mean: tuple[float, ...]  #: over the training split, per channel (pixels scaled to 0..1) or per feature
+    std: tuple[float, ...]  #: likewise; 1 for a constant channel or feature, so that dividing by it is harmless
+    coarse: tuple[int, ...] | None = None  #: for CIFAR-100, the superclass index of each class
+    coarse_classes: tuple[str, ...] | None = None  #: for CIFAR-100, the superclass names
+    notes: tuple[str, ...] = ()  #: how the splits came about, one sentence each
+    columns: tuple[str, ...] = ()  #: for tables with a header, the names of the features
+    origin: str = ""  #: for features of a pretrained network, its description as JSON
+    held_out: tuple[HeldOut, ...] = ()  #: rows set aside for testing and validation, where the publisher did not
+    outside: torch.Tensor | None = None  #: inputs that belong to no class, where the file has some; never trained on
 
     def with_validation_trained_on(self) -> Dataset:
         """Return the data set with the rows of the validation split in the training split; mean and std stay."""

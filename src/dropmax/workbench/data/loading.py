@@ -36,12 +36,12 @@ _EXPECTED = "the function must return (inputs, labels), or a dictionary of such 
 class _Own:
     """How to read the user's own folder or file."""
 
-    image_size: int | None = None
-    label_column: str | None = None
-    id_column: str | None = None
-    test: str | os.PathLike[str] | None = None
-    backbone: str | None = None
-    text_column: str | None = None
+    image_size: int | None = None  #: of a folder
+    label_column: str | None = None  #: of a table
+    id_column: str | None = None  #: of a table: it names the rows, and is no feature
+    test: str | os.PathLike[str] | None = None  #: columns are matched by name, labels must be among those of training
+    backbone: str | None = None  #: turns images or texts into features, which the cache keeps
+    text_column: str | None = None  #: of a .csv, .tsv, .parquet or .jsonl table, with backbone
 
 
 def load(
@@ -60,18 +60,11 @@ def load(
         data_dir: where named sets are; by default ``$DROPMAX_DATA``, or else ``data`` in the cache directory.
         seed: chooses the rows that are trained and validated on, where there is a choice; never those tested on.
         train_size: train on this many rows only, the classes as even as they can be.
-        validation_size: validate on this many rows; by default the publisher's or, where there is no such part, 10 %
-            of the training part, each class giving its share. 0 means none.
-        own: for data of your own:
-
-            - ``image_size``: of a folder, the side in pixels of the square the network sees; 64 by default.
-            - ``label_column``, ``id_column``: of a table, the column of labels, by default ``label``, and one that
-              names the rows and is not a feature.
-            - ``test``: the path of a second folder or file with the test part, for data that has none. Its columns
-              are matched by name, its labels must be among the training classes.
-            - ``backbone``: the pretrained network that turns images or texts into features, which the cache keeps
-              (:func:`dropmax.workbench.backbones.load_backbone`).
-            - ``text_column``: with ``backbone``, the column of texts of a .csv, .tsv, .parquet or .jsonl table.
+        validation_size: validate on this many rows, 0 for none; by default the publisher's, or else 10 % of the
+            training part, each class giving its share.
+        own: for data of your own, ``image_size`` (the side in pixels of the square the network sees, 64), the
+            ``label_column`` ("label") and ``id_column`` of a table, ``test`` (the path of the test part, for data that
+            has none), and ``backbone`` with ``text_column``, see :func:`dropmax.workbench.backbones.load_backbone`.
 
     >>> digits = load("mnist-1k", seed=1)
     >>> digits.train.inputs.shape, digits.train.labels.bincount().tolist()
@@ -167,26 +160,25 @@ def _read_features(path: Path, options: _Own) -> Parts:
     from dropmax.workbench.backbones import load_backbone
     from dropmax.workbench.embedding import cached_features, find_source, name_some
 
-    source = find_source(
-        path, text=options.text_column, label=options.label_column or "label", id_column=options.id_column
-    )
+    label = options.label_column or "label"
+    source = find_source(path, text=options.text_column, label=label, id_column=options.id_column)
     file, left_out = cached_features(source, load_backbone(options.backbone or "", source.kind))
     parts = read_npz(file)
     return dataclasses.replace(parts, notes=(*parts.notes, *name_some(left_out)))
 
 
 def _with_test(name: str, parts: Parts, path: Path, options: _Own) -> Parts:
-    """Add the test part that lies in another folder or file, read as a model of these classes would read it."""
+    """Add the test part of another folder or file, read as a model of these classes would read it."""
     from dropmax.workbench.data.unlabelled import Expected, read_labelled
 
     if parts.test is not None:
         raise _has_test(name, path)
     shape = parts.train.inputs.shape[1:]
     seen = shape if parts.crop is None else (shape[0], parts.crop, parts.crop)
-    notes: list[str] = []
     stored = shape[-1] if len(shape) == 3 else 0
-    columns = options.label_column or "label", options.id_column or ""
-    part = read_labelled(path, Expected(seen, stored, parts.columns, parts.classes, *columns), notes.append)
+    columns = parts.columns, parts.classes, options.label_column or "label", options.id_column or ""
+    notes: list[str] = []
+    part = read_labelled(path, Expected(seen, stored, *columns), notes.append)
     return dataclasses.replace(parts, test=part, notes=(*parts.notes, *notes))
 
 

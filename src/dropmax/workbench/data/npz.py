@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dropmax.errors import DataError
+from dropmax.workbench.backbones import Origin
 from dropmax.workbench.data.dataset import Part, Parts, spell
 from dropmax.workbench.data.labels import as_labels, encode, refuse_bomb
 
@@ -29,13 +30,6 @@ def read_npz(path: Path) -> Parts:
     strings names the whole-number labels 0, 1, ... Beside ``x, y`` there may be what ``dropmax embed`` writes:
     ``split`` (train, validation or test for each row; outside for rows of no class), ``names`` (of the rows), ``text``,
     and ``backbone``.
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp(), "mine.npz")
-    >>> np.savez(path, x=np.zeros((4, 3)), y=["cat", "dog", "cat", "dog"])
-    >>> parts = read_npz(path)
-    >>> parts.classes, parts.train.labels, parts.train.inputs.dtype
-    (('cat', 'dog'), array([0, 1, 0, 1]), dtype('float32'))
     """
     arrays = _open_npz(path)
     names = ["x_train", "x_val", "x_test"] if "x_train" in arrays else ["x"]
@@ -143,8 +137,6 @@ def _origin(path: Path, arrays: _Arrays) -> str:
     """Return what the file says about the backbone its features came from, or nothing."""
     if "backbone" not in arrays:
         return ""
-    from dropmax.workbench.backbones import Origin
-
     try:
         return Origin.from_json(str(arrays["backbone"].item())).to_json()
     except ValueError as error:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dropmax.errors import DataError
+from dropmax.workbench.backbones import Origin, reload_backbone
 from dropmax.workbench.data.dataset import Part, spell
 from dropmax.workbench.data.images import SUFFIXES, as_input, open_image, square
 from dropmax.workbench.data.labels import encode_as
@@ -82,8 +83,9 @@ def read_inputs(
     the user should know, a line each.
     """
     if expected.origin:
-        yield from _embedded([file for file in files if file.suffix.lower() != ".npz"], texts, expected, tell)
-        files = [file for file in files if file.suffix.lower() == ".npz"]
+        arrays = [file for file in files if file.suffix.lower() == ".npz"]
+        yield from _embedded([file for file in files if file not in arrays], texts, expected, tell)
+        files = arrays
     images: list[Path] = []
     for file in files:
         if file.suffix.lower() in TABLES:
@@ -112,7 +114,6 @@ def _chunks(items: Any) -> Iterator[Any]:
 
 def _embedded(files: Sequence[Path], texts: Sequence[str], expected: Expected, tell: _Tell) -> Iterator[_Named]:
     """Yield names and features of images, or of texts: those given, and those in tables."""
-    from dropmax.workbench.backbones import reload_backbone
     from dropmax.workbench.embedding import image_for
 
     if not files and not texts:
@@ -163,7 +164,6 @@ def read_labelled(path: Path, expected: Expected, tell: _Tell = lambda note: Non
 
 def _labelled_features(path: Path, expected: Expected, tell: _Tell) -> tuple[NDArray[Any], NDArray[Any] | None]:
     """Read a folder or a table of texts through the pretrained network of the model."""
-    from dropmax.workbench.backbones import reload_backbone
     from dropmax.workbench.embedding import cached_features, find_source
 
     text = expected.text_column or None
@@ -200,7 +200,9 @@ def _table(
         found = read_npz_rows(file, labelled=labelled)
         values, labels = found.values, found.labels
         if expected.origin and found.origin:
-            _check_origin(file, expected.origin, found.origin)
+            wanted, given = Origin.from_json(expected.origin), Origin.from_json(found.origin)
+            if not given.is_like(wanted):
+                raise DataError(f"{file} holds features of {given.short}, but the model was trained on {wanted.short}")
         if expected.columns and values.ndim == 2:
             tell(f"{file}: an .npz has no column names; its columns are taken in the order of training")
     else:
@@ -214,15 +216,6 @@ def _table(
     if values.shape[1:] != expected.input_shape:
         raise DataError(f"{file} has rows of shape {values.shape[1:]}, but the model takes {expected.input_shape}")
     return values, names, labels
-
-
-def _check_origin(file: Path, expected: str, found: str) -> None:
-    """Refuse features of one backbone for a model of another."""
-    from dropmax.workbench.backbones import Origin
-
-    wanted, given = Origin.from_json(expected), Origin.from_json(found)
-    if (wanted.digest, wanted.preprocessing) != (given.digest, given.preprocessing):
-        raise DataError(f"{file} holds features of {given.short}, but the model was trained on {wanted.short}")
 
 
 def _image(file: Path, expected: Expected) -> Tensor:

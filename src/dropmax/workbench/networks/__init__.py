@@ -45,11 +45,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class NetworkSpec:
-    """What a name stands for: a class, and the options that the name settles.
-
-    >>> NETWORKS["resnet34-cifar"].settled
-    {'depth': 34, 'stem': '3x3'}
-    """
+    """What a name stands for: a class, and the options that the name settles."""
 
     cls: type[nn.Module]
     settled: Mapping[str, Any] = field(default_factory=dict)
@@ -72,11 +68,10 @@ NETWORKS: dict[str, NetworkSpec] = {
 def make_network(name: str, input_shape: Sequence[int], **options: Any) -> nn.Module:
     """Build the network called ``name`` for examples of shape ``input_shape`` (without the batch dimension).
 
-    ``name`` is a key of :data:`NETWORKS`, or ``package.module:ClassName`` or ``path/to/file.py:ClassName`` for a class
-    of your own that derives from ``nn.Module``. Your class is called with ``input_shape=`` if its constructor takes
-    that, and with ``options``. Its ``out_features`` says how long its feature vectors are; where it has none, one
-    forward pass of zeros tells. A name with a colon imports that module, which runs its code: take such names only
-    from people you trust.
+    ``name`` is a key of :data:`NETWORKS`, or ``package.module:ClassName`` or ``path/to/file.py:ClassName`` for an
+    ``nn.Module`` of your own. It is called with ``input_shape=`` if its constructor takes that, and with ``options``.
+    Its ``out_features`` says how long its feature vectors are; where it has none, a forward pass of zeros tells. A name
+    with a colon imports that module, which runs its code: take such names only from people you trust.
 
     >>> net = make_network("lenet", (1, 28, 28))
     >>> net.out_features
@@ -103,13 +98,13 @@ def feature_size(network: nn.Module, input_shape: Sequence[int]) -> int:
     >>> feature_size(nn.Sequential(nn.Linear(4, 3), nn.ReLU()), (4,))
     3
     """
-    size = getattr(network, "out_features", None)
+    size, name = getattr(network, "out_features", None), type(network).__name__
     if size is None:
         return _size_by_forward(network, check_input_shape(input_shape))
     if isinstance(size, bool) or not isinstance(size, int):
-        raise InvalidType(f"{type(network).__name__}.out_features must be an integer, got {size!r}")
+        raise InvalidType(f"{name}.out_features must be an integer, got {size!r}")
     if size < 1:
-        raise InvalidValue(f"{type(network).__name__}.out_features must be positive, got {size}")
+        raise InvalidValue(f"{name}.out_features must be positive, got {size}")
     return size
 
 

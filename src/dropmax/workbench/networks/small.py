@@ -146,11 +146,10 @@ class TutorialCNN(nn.Module):
 class SmallCNN(nn.Module):
     """A plain convolutional network for images of 32 to 64 pixels, made for this package.
 
-    One block for each width: ``convs_per_block`` times (conv 3x3 without bias, batch norm, relu). A max-pool 2 stands
-    between blocks and a global average at the end. With the default widths, 32x32x3 becomes 32x32x64, 16x16x128,
-    8x8x256 and at last 256 features. ``stem_stride`` is the stride of the first convolution: 2 makes everything after
-    it four times cheaper. ``dropout`` is the share of the features dropped in training. Convolutions start Kaiming
-    normal (fan-out).
+    One block for each width: ``convs_per_block`` times (conv 3x3 without bias, batch norm, relu), with a max-pool 2
+    between blocks and a global average at the end: 32x32x3 becomes 32x32x64, 16x16x128, 8x8x256 and 256 features.
+    ``stem_stride`` is the stride of the first convolution: 2 makes everything after it four times cheaper. ``dropout``
+    is the share of the features dropped in training. Convolutions start Kaiming normal (fan-out).
 
     >>> import torch
     >>> net = SmallCNN()

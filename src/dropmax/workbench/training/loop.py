@@ -108,9 +108,9 @@ def resume(
     """Resume a run that was stopped or killed; it ends with the bytes of an uninterrupted run.
 
     With ``epochs``, train to that many epochs in all, also where the run had ended: from here on, the learning rate
-    follows the recipe's schedule for the new number, and ``recipe.toml`` says so. Pass callbacks again; the logs
-    that come with dropmax continue where they stopped. A run directory may come from somebody else, so a network or
-    head that its recipe imports needs ``trust_code``, as for :func:`~dropmax.workbench.training.load_model`.
+    follows the schedule for the new number, and ``recipe.toml`` says so. Pass callbacks again; the logs that come with
+    dropmax continue where they stopped. A network or head that the recipe imports needs ``trust_code``, as for
+    :func:`~dropmax.workbench.training.load_model`.
     """
     logs = [*callbacks, *make_callbacks(["tensorboard"] * tensorboard)]
     with process_group() as ranks:
@@ -122,7 +122,13 @@ def resume(
         if run.has_ended(recipe):
             return run
         checkpoint = run.load_checkpoint()
-        _check_epochs(run, checkpoint, epochs)
+        if checkpoint is None and run.has_model:
+            raise RunError(f"{run.path} has no checkpoint to resume from: train into a new directory")
+        done = 0 if checkpoint is None else checkpoint["epoch"]
+        if epochs is not None and isinstance(done, int) and epochs < done:
+            raise InvalidValue(
+                f"{run.path} has been trained for {done} epochs already: give more than that, not {epochs}"
+            )
         data = load_data(recipe, data_dir, run=run.path)
         if checkpoint is None:
             session = _begin(recipe, data, device, ranks, quiet=quiet)
@@ -133,15 +139,6 @@ def resume(
             run.write_recipe(recipe)
         fit(session, run, logs, quiet=quiet)
     return run
-
-
-def _check_epochs(run: RunDirectory, checkpoint: dict[str, Any] | None, epochs: int | None) -> None:
-    """Refuse to train on from nothing, or to fewer epochs than are done."""
-    if checkpoint is None and run.has_model:
-        raise RunError(f"{run.path} has no checkpoint to resume from: train into a new directory")
-    done = 0 if checkpoint is None else checkpoint["epoch"]
-    if epochs is not None and isinstance(done, int) and epochs < done:
-        raise InvalidValue(f"{run.path} has been trained for {done} epochs already: give more than that, not {epochs}")
 
 
 def fit(session: Session, run: RunDirectory, callbacks: Sequence[Callback] = (), *, quiet: bool = False) -> None:
@@ -312,12 +309,9 @@ class _AtOnce(KeyboardInterrupt):
 
 
 class _Stop:
-    """Whether training was asked to stop."""
-
     asked = False
 
     def check(self) -> None:
-        """Stop here if asked to."""
         if self.asked:
             raise KeyboardInterrupt
 

@@ -99,15 +99,14 @@ class RunDirectory:
         """Whether the model is that of so many epochs: one that is to be trained further has a shorter log."""
         if not self.has_model:
             return False
-        options, rows = recipe.training, self.metrics()
-        stopped = options.patience > 0 and bool(rows) and len(rows) - rows[-1].get("kept", 0) >= options.patience
-        return len(rows) == options.epochs or stopped
+        patience, rows = recipe.training.patience, self.metrics()
+        stopped = patience > 0 and bool(rows) and len(rows) - rows[-1].get("kept", 0) >= patience
+        return stopped or len(rows) == recipe.training.epochs
 
     def kept(self) -> dict[str, Any]:
         """Return the row of the epoch whose weights were kept: the last, or with ``training.patience`` the best.
 
-        Where that is the start of a pretrained network, before its first epoch, the row holds only that epoch, 0; so it
-        does for a run without a log.
+        For the start of a pretrained network, before its first epoch, and for a run without a log, that is epoch 0.
         """
         rows = self.metrics()
         epoch = rows[-1].get("kept", len(rows)) if rows else 0
@@ -210,10 +209,10 @@ def _interned(x: Any) -> Any:
 
 
 def _look_over(path: Path) -> None:
-    """Raise where a checkpoint is not of the kind :meth:`RunDirectory.save_checkpoint` writes, before it is loaded.
+    """Raise where a checkpoint is not of the kind that training writes, before it is loaded.
 
-    ``weights_only`` sees to it that nothing is executed. This sees to it that a small file cannot ask for a large
-    memory: nothing in it is packed, and it names nothing but tensors, their storages and dictionaries.
+    ``weights_only`` sees to it that nothing is executed; this, that a small file cannot ask for a large memory. Nothing
+    in it is packed, and it names nothing but tensors, their storages and dictionaries.
     """
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()

@@ -19,11 +19,7 @@ FILE = "data.json"
 
 
 def load_data(
-    recipe: Recipe,
-    data_dir: Path | str | None = None,
-    *,
-    run: Path | str | None = None,
-    data: Path | str | None = None,
+    recipe: Recipe, data_dir: Path | str | None = None, *, run: Path | str | None = None, data: Path | str | None = None
 ) -> Dataset:
     """Load the data a recipe names, split by its seed.
 
@@ -37,11 +33,13 @@ def load_data(
     >>> len(load_data(load_recipe("mnist-1k")).train)
     1000
     """
-    options = recipe.data
-    known = _remembered(run)
+    options, known = recipe.data, _remembered(run)
+    was = known.get("data_dir")
+    if data_dir is None and options.name in NAMES and was and Path(was).is_dir():
+        data_dir = was
     found = load(
         data_place(recipe, run, data),
-        data_dir=_data_dir(options.name, data_dir, known),
+        data_dir=data_dir,
         seed=recipe.training.seed,
         train_size=options.train_size or None,
         validation_size=None if options.validation_size < 0 else options.validation_size,
@@ -60,25 +58,12 @@ def load_data(
 
 
 def data_place(recipe: Recipe, run: Path | str | None = None, data: Path | str | None = None) -> str:
-    """Return the name or path that :func:`load_data` loads; a path that is gone is an error that names it.
-
-    >>> from dropmax.workbench.recipes import load_recipe
-    >>> data_place(load_recipe("mnist-1k"))
-    'mnist-1k'
-    """
-    if data is not None:
-        return str(data)
-    return _find(recipe.data.name, _remembered(run).get("path"), run)
+    """Return the name or path that :func:`load_data` loads; a path that is gone is an error that names it."""
+    return str(data) if data is not None else _find(recipe.data.name, _remembered(run).get("path"), run)
 
 
 def balanced(recipe: Recipe, data: Dataset) -> Recipe:
-    """Return the recipe with ``head.class_weight = "balanced"`` replaced by N / (K N_k) for each class k.
-
-    >>> from dropmax.workbench.recipes import load_recipe
-    >>> recipe = load_recipe("mnist-1k").override({"head.class_weight": "balanced"})
-    >>> balanced(recipe, load_data(recipe)).head["class_weight"][:3]
-    [1.0, 1.0, 1.0]
-    """
+    """Return the recipe with ``head.class_weight = "balanced"`` replaced by N / (K N_k) for each class k."""
     if recipe.head.get("class_weight") != "balanced":
         return recipe
     counts = data.train.labels.bincount(minlength=data.num_classes).tolist()
@@ -87,12 +72,7 @@ def balanced(recipe: Recipe, data: Dataset) -> Recipe:
 
 
 def tell_about(data: Dataset, tell: Callable[[str], None]) -> None:
-    """Say what a user should know before training: which rows are held out, what was done to images, what is missing.
-
-    >>> from dropmax.workbench.data import load
-    >>> tell_about(load("mnist-1k", validation_size=0), print)
-    there is no validation part: nothing is measured on the way, and the model after the last epoch is kept
-    """
+    """Say what a user should know before training: which rows are held out, what was done to images."""
     for line in (*data.notes, *map(str, data.held_out)):
         tell(line)
     if not len(data.validation):
@@ -102,12 +82,11 @@ def tell_about(data: Dataset, tell: Callable[[str], None]) -> None:
 def remember_data(run: Path, recipe: Recipe, data_dir: Path | str | None, data: Dataset) -> None:
     """Write ``data.json``: how the data was given, what finds it again, and which rows were held out."""
     options = recipe.data
-    is_known = options.name in NAMES
     found: dict[str, Any] = {"given": options.name}
-    if is_known and source_of(options.name) is not None:
-        found["data_dir"] = str(data_directory(data_dir).absolute())
-    if not is_known:
+    if options.name not in NAMES:
         found["path"] = _absolute(options.name)
+    elif source_of(options.name) is not None:
+        found["data_dir"] = str(data_directory(data_dir).absolute())
     if options.test:
         found["test"] = _absolute(options.test)
     found["held_out"] = {part.part: {"rule": part.rule, "rows": list(part.rows)} for part in data.held_out}
@@ -132,8 +111,7 @@ def _remembered(run: Path | str | None) -> dict[str, Any]:
     place = Path(run)
     file = (place if place.is_dir() else place.parent) / FILE
     found = read_json(file)
-    texts = ("path", "test", "data_dir")
-    if not all(isinstance(found.get(key, ""), str) for key in texts):
+    if not all(isinstance(found.get(key, ""), str) for key in ("path", "test", "data_dir")):
         raise RunError(f"{file} is damaged: it does not say where the data is")
     return found
 
@@ -150,9 +128,3 @@ def _find(name: str, path: str | None, run: Path | str | None) -> str:
         f"the data of {run} is not at {places[0]} any more (it was given as {name}): "
         "say where it is with --data PATH (data=...)"
     )
-
-
-def _data_dir(name: str, data_dir: Path | str | None, known: dict[str, Any]) -> Path | str | None:
-    """Return the directory of data sets: as given now, or else as it was, if it is still there."""
-    was = known.get("data_dir")
-    return was if data_dir is None and name in NAMES and was and Path(was).is_dir() else data_dir
