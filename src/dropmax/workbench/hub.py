@@ -43,7 +43,7 @@ def save_pretrained(
     Args:
         model: a run directory, a ``model.safetensors``, or what ``load_model`` returned.
         directory: where to write; new or empty, or with ``force`` one that holds such a model already.
-        data_dir: where data sets are, as for ``dropmax evaluate``.
+        data_dir: where data sets are.
         repository: the name to show in the card for loading the model; that of the directory by default.
         force: whether files of an earlier call may be replaced; no others ever are.
         trust_code: as for :func:`~dropmax.workbench.training.load_model`.
@@ -99,8 +99,7 @@ def from_pretrained(
         revision: branch, tag or commit of the repository.
         token: of a private repository; huggingface_hub looks for a saved one by default.
         device: where to put the model.
-        trust_code: a model whose network is a class outside dropmax (``package.module:ClassName``) has that module
-            imported, which is refused unless your program imported it before or you say that you trust it.
+        trust_code: as for :func:`~dropmax.workbench.training.load_model`.
 
     >>> from_pretrained("no such place")  # doctest: +ELLIPSIS
     Traceback (most recent call last):

@@ -15,6 +15,7 @@ import numpy as np
 from dropmax.errors import DataError, DropMaxError
 from dropmax.workbench.data.catalogue import NAMES, SOURCES, data_directory, find, source_of
 from dropmax.workbench.data.cifar import read_records
+from dropmax.workbench.data.images import open_header
 from dropmax.workbench.data.loading import list_images, load
 from dropmax.workbench.data.mnist import FILES as MNIST_FILES
 from dropmax.workbench.data.mnist import embedded_digits, find_mnist, read_idx
@@ -144,8 +145,6 @@ def _cifar(path: Path, columns: tuple[int, ...], official: int) -> str:
 
 
 def _images(source: str, place: Path) -> list[Finding]:
-    from dropmax.workbench.data.images import open_header
-
     try:
         listing = list_images(source, place)
     except DataError as error:

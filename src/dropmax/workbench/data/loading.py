@@ -12,20 +12,21 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dropmax.errors import DataError, InvalidValue, unknown
 from dropmax.imports import load_module
+from dropmax.workbench.backbones import load_backbone
 from dropmax.workbench.data.catalogue import NAMES, data_directory, find, must_find, source_of
 from dropmax.workbench.data.cifar import read_cifar10, read_cifar100, refuse_pickles
 from dropmax.workbench.data.dataset import Dataset, Part, Parts, assemble
+from dropmax.workbench.data.folders import Listing, list_awa, list_awa2, list_cub, list_folder, read_listing
 from dropmax.workbench.data.mnist import read_55k, read_embedded
 from dropmax.workbench.data.npz import check_inputs, read_npz
-
-if TYPE_CHECKING:
-    from dropmax.workbench.data.folders import Listing
+from dropmax.workbench.data.tables import read_table
+from dropmax.workbench.data.unlabelled import Expected, read_labelled
 
 _READABLE = "an image folder or a .npz, .csv or .parquet file"
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -122,23 +123,17 @@ def _read_named(name: str, data_dir: Path, image_size: int | None) -> Parts:
         return read_55k(data_dir)
     if source.startswith("cifar"):
         return read_cifar10(folder) if source == "cifar-10" else read_cifar100(folder)
-    from dropmax.workbench.data.folders import read_listing  # brings Pillow, which the others do not need
-
     return read_listing(list_images(source, folder), image_size)
 
 
 def list_images(source: str, folder: Path) -> Listing:
     """List the images of a source that is a folder of them."""
-    from dropmax.workbench.data import folders
-
-    return {"cub": folders.list_cub, "awa": folders.list_awa, "awa2": folders.list_awa2}[source](folder)
+    return {"cub": list_cub, "awa": list_awa, "awa2": list_awa2}[source](folder)
 
 
 def _read_path(name: str, path: Path, options: _Own) -> Parts:
     suffix = path.suffix.lower()
     if os.path.isdir(path):
-        from dropmax.workbench.data.folders import list_folder, read_listing
-
         return read_listing(list_folder(path), options.image_size)
     if is_function(name):
         return read_function(name)
@@ -149,16 +144,13 @@ def _read_path(name: str, path: Path, options: _Own) -> Parts:
     if suffix == ".npz":
         return read_npz(path)
     if suffix in (".csv", ".parquet"):
-        from dropmax.workbench.data.tables import read_table
-
         return read_table(path, options.label_column or "label", options.id_column or "")
     raise DataError(f"{path} is of a kind that cannot be read: give {_READABLE}")
 
 
 def _read_features(path: Path, options: _Own) -> Parts:
     """Read the features a pretrained network has for a folder or table, computing them where the cache has none."""
-    from dropmax.workbench.backbones import load_backbone
-    from dropmax.workbench.embedding import cached_features, find_source, name_some
+    from dropmax.workbench.embedding import cached_features, find_source, name_some  # which imports this package
 
     label = options.label_column or "label"
     source = find_source(path, text=options.text_column, label=label, id_column=options.id_column)
@@ -169,8 +161,6 @@ def _read_features(path: Path, options: _Own) -> Parts:
 
 def _with_test(name: str, parts: Parts, path: Path, options: _Own) -> Parts:
     """Add the test part of another folder or file, read as a model of these classes would read it."""
-    from dropmax.workbench.data.unlabelled import Expected, read_labelled
-
     if parts.test is not None:
         raise _has_test(name, path)
     shape = parts.train.inputs.shape[1:]

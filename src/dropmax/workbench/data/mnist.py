@@ -17,16 +17,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image, ImageOps
 
 from dropmax.errors import DataError
 from dropmax.workbench.data.dataset import Part, Parts
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 FILES = {"train-images": 3, "train-labels": 1, "t10k-images": 3, "t10k-labels": 1}  # and their dimensions
 FOLDERS = ("mnist", "MNIST/raw", ".")
@@ -224,9 +222,7 @@ def as_digit(image: Image.Image) -> NDArray[np.uint8]:
     dark both work. Transparent pixels are paper. A picture of 28 x 28 pixels with a black rim is MNIST's own form, and
     is returned as it is.
     """
-    from PIL import Image, ImageOps
-
-    from dropmax.workbench.data.images import to_rgb
+    from dropmax.workbench.data.images import to_rgb  # which imports this module
 
     image.draft("L", (560, 560))
     ImageOps.exif_transpose(image, in_place=True)

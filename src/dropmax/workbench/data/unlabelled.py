@@ -16,6 +16,7 @@ from torch import Tensor
 from dropmax.errors import DataError
 from dropmax.workbench.backbones import Origin, reload_backbone
 from dropmax.workbench.data.dataset import Part, spell
+from dropmax.workbench.data.folders import Listing, list_folder, read_listing
 from dropmax.workbench.data.images import SUFFIXES, as_input, open_image, square
 from dropmax.workbench.data.labels import encode_as
 from dropmax.workbench.data.mnist import as_digit
@@ -176,8 +177,6 @@ def _labelled_features(path: Path, expected: Expected, tell: _Tell) -> tuple[NDA
 
 
 def _labelled_folder(path: Path, expected: Expected) -> tuple[NDArray[Any], NDArray[Any]]:
-    from dropmax.workbench.data.folders import Listing, list_folder, read_listing
-
     if len(expected.input_shape) != 3:
         raise DataError(f"{path} is a folder, but the model takes features: give .npz, .csv or .parquet")
     listing = list_folder(path, expected.classes)

@@ -79,14 +79,6 @@ class Session:
         device: ``"cpu"``, ``"cuda"``, ...; a GPU where there is one by default.
         ranks: the processes that train together.
 
-    Attributes:
-        model: network and head.
-        epoch: epochs done.
-        step: steps done in the current epoch.
-        names, sums: of the loss terms over the examples of the current epoch so far.
-        log: the rows of the epochs done, one line of JSON per epoch.
-        best: with ``training.patience``, the epoch with the lowest validation NLL so far, that NLL, and its weights.
-
     >>> from dropmax.workbench.recipes import load_recipe
     >>> from dropmax.workbench.training import load_data
     >>> recipe = load_recipe("mnist-1k")
@@ -124,10 +116,11 @@ class Session:
         self.validation = Batches(
             data.validation, max(options.batch_size, 500), data.mean, data.std, device=self.device
         )
-        self.epoch = self.step = 0
-        self.names: list[str] = []
-        self.sums: Tensor | None = None
-        self.log = ""
+        self.epoch = self.step = 0  #: epochs done, and steps done in the current one
+        self.names: list[str] = []  #: of the loss terms
+        self.sums: Tensor | None = None  #: of the loss terms over the examples of the current epoch so far
+        self.log = ""  #: the rows of the epochs done, one line of JSON per epoch
+        #: with ``training.patience``: the epoch with the lowest validation NLL so far, that NLL, and its weights
         self.best: dict[str, Any] | None = None
         self._order_of_epoch = self.order.get_state()
         self._forward: nn.Module | None = None
@@ -180,8 +173,7 @@ class Session:
         """
         options, ranks = self.recipe.training, self.ranks
         rows = min(options.batch_size, len(self.data.train) - self.step * options.batch_size)  # over all ranks
-        noise = None
-        shape = self.model.head.noise_shape(rows) if ranks.world_size > 1 else None
+        noise, shape = None, self.model.head.noise_shape(rows) if ranks.world_size > 1 else None
         if shape is not None:
             noise = torch.rand(shape, device=self.device)[..., ranks.rank :: ranks.world_size, :]
         if x.dim() == 4:
