@@ -40,11 +40,7 @@ LITE_SIZES = {"efficientnet-lite0": 224, "efficientnet-lite1": 240, "efficientne
 
 @dataclass(frozen=True)
 class Origin:
-    """Where features come from: enough to tell whether two files hold the same kind.
-
-    >>> Origin("wordllama", "text", "wordllama", "0.4.0", "ab12", "mean of token vectors").short
-    'wordllama (wordllama 0.4.0, weights ab12)'
-    """
+    """Where features come from: enough to tell whether two files hold the same kind."""
 
     name: str
     kind: str  #: "images" or "text"

@@ -21,18 +21,6 @@ from dropmax.classifier import Classifier
 from dropmax.heads import Head
 from dropmax.topk import TopK
 
-__all__ = [
-    "Measurement",
-    "Outputs",
-    "Verdict",
-    "answer",
-    "calibrate",
-    "calibrate_head",
-    "confusable",
-    "measure",
-    "predict",
-]
-
 #: Without held-out rows, sets are the fewest classes whose probabilities reach this sum, and nothing is promised.
 PLAIN_COVERAGE = 0.95
 
@@ -123,9 +111,8 @@ class Outputs:
     def sets(self, coverage: float | None = None) -> Tensor:
         """Return what each row could be, boolean (n, K): the prediction sets of this coverage, or of the default one.
 
-        Where the set (LAC) is empty because the model is surer of most rows than of this one, classes of at least 1/5
-        are put in, so a set that is still empty means that no class fits. Without calibration the sets are the fewest
-        classes whose probabilities sum to ``coverage`` (0.95), which promises nothing.
+        Where the set (LAC) is empty, classes of at least 1/5 are put in; if it is still empty, no class fits. Without
+        calibration the sets are the fewest classes whose probabilities reach ``coverage`` (0.95): no promise.
         """
         if self.calibration is None or (coverage is None and self.calibration.coverage is None):
             return self._likeliest(PLAIN_COVERAGE if coverage is None else coverage)

@@ -39,12 +39,6 @@ def write_atomically(path: Path, content: bytes | str) -> None:
     """Write a file atomically: readers see the old one or the new one, never a part.
 
     What a process killed in the middle of this left beside the file is removed by the next that writes it.
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "note.txt"
-    >>> write_atomically(path, "hello")
-    >>> path.read_text()
-    'hello'
     """
     data = content.encode() if isinstance(content, str) else content
     temporary = None

@@ -1,8 +1,7 @@
 """Trained models as directories one can publish: ``save_pretrained``, ``from_pretrained``, ``push_to_hub``.
 
-A directory holds ``model.safetensors`` (weights and all that is needed to use them; no code, no pickle), the
-``recipe.toml`` it was trained by, a card in ``README.md``, and the card's picture. Only talking to the Hugging Face hub
-needs huggingface_hub, the extra ``hub``.
+A directory holds ``model.safetensors`` (weights and what is needed to use them; no code), the ``recipe.toml`` it was
+trained by, a card in ``README.md``, and its picture. Only talking to the Hugging Face hub needs the extra ``hub``.
 """
 
 from __future__ import annotations

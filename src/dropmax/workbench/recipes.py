@@ -26,20 +26,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = [
-    "DataOptions",
-    "Recipe",
-    "TrainingOptions",
-    "find_recipe",
-    "is_known",
-    "load_recipe",
-    "parse_override",
-    "parse_toml",
-    "recipe_for",
-    "recipe_from_dict",
-    "recipe_names",
-]
-
 
 @dataclasses.dataclass(frozen=True)
 class _Limits:

@@ -109,9 +109,8 @@ class Batches:
     def of_rank(self, rank: int, world_size: int) -> Batches:
         """Take only the slice of each batch that belongs to one of several processes; returns these batches.
 
-        Every rank draws the same order, so the slices of all ranks together are the batch of a single process, and all
-        ranks get equally many batches; slices of a last batch that is not full differ by at most one row, and can be
-        empty. ``world_size`` must divide the batch size.
+        Every rank draws the same order, so all slices together are the batch of a single process. Those of a last batch
+        that is not full differ by at most one row, and can be empty. ``world_size`` must divide the batch size.
         """
         if not 0 <= rank < world_size:
             raise InvalidValue(f"rank must be 0 to world_size - 1 = {world_size - 1}, not {rank}")

@@ -77,8 +77,8 @@ def fetch(name: str, data_dir: str | os.PathLike[str] | None = None) -> Path:
 def download(item: Download, directory: Path) -> Path:
     """Download one file, trying its addresses in turn, and return its path once its digest is right.
 
-    What has arrived waits in ``<file>.part``, from which a later call continues. Raises ``urllib.error.URLError`` where
-    no address answers, and DataError where what arrived is not the file.
+    What has arrived waits in ``<file>.part``, from which a later call continues. A URLError says that no address
+    answers, a DataError that what arrived is not the file.
     """
     final, part = directory / item.file, directory / f"{item.file}.part"
     algorithm, _, wanted = item.digest.partition(":")

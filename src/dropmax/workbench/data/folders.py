@@ -69,9 +69,8 @@ def _enlarged(files: Sequence[Path], crop: int, is_default: bool) -> list[str]:
 def list_folder(root: Path, known: Sequence[str] = ()) -> Listing:
     """List ``root/<class>/*.jpg``, or ``root/{train,val,test}/<class>/*.jpg`` where ``root/train`` exists.
 
-    Files are taken in the order of their names, at any depth below their class. Hidden files are passed over; other
-    files that are not images by their suffix are counted in a note. Where the classes are ``known``, fewer folders
-    than two will do: the images are to be answered, not learnt from.
+    Images are in the order of their names, at any depth below their class; hidden files are passed over, and others
+    noted. With ``known`` classes one folder will do: its images are to be answered, not learnt from.
     """
     folders = {path.name: path for path in _folders(root)}
     parts = {"train": root}
@@ -111,8 +110,7 @@ def list_folder(root: Path, known: Sequence[str] = ()) -> Listing:
 def list_awa(folder: Path) -> Listing:
     """List the first release of Animals with Attributes, which has the layout of :func:`list_awa2`.
 
-    AWA2 shows the same animals in other images, whose names have five digits (``antelope_10001.jpg``) where the first
-    release has four. They are refused: their numbers are not comparable with the paper's.
+    AWA2, whose images have names with five digits instead of four, is refused: its numbers are not the paper's.
     """
     listing = list_awa2(folder)
     files = [path for part in listing.files.values() for path in part]

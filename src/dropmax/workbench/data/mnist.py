@@ -32,7 +32,6 @@ _DIGITS = tuple("0123456789")
 SIDE, BOX = 28, 20  # of an image, and of the digit in it
 #: Paler than this is not ink: the rim of an anti-aliased stroke should not widen its bounding box.
 FAINTEST = 32
-_TRAIN, _VALIDATION, _TEST = 5_000, 5_000, 10_000
 _HOLDS = {1: "labels (1 dimension)", 3: "images (3 dimensions)"}
 _DEFLATE_LIMIT = 1032  # no deflate stream expands by more, so a header promising more is lying
 _MOST = 1 << 28  # bytes; MNIST's largest file has 47 million, and a small gzip of zeros could have any number
@@ -68,11 +67,11 @@ def embedded_digits() -> EmbeddedDigits:
         raise DataError(
             f"the digits inside the package (mnist-20k.xz) are damaged ({error}): install it again"
         ) from error
-    count = _TRAIN + _VALIDATION + _TEST
+    count = 20_000
     images = np.frombuffer(memory, np.uint8, count * 784).reshape(count, 28, 28)
     labels = np.frombuffer(memory, np.uint8, count, offset=count * 784)
-    rows = np.frombuffer(memory, "<u2", _TRAIN + _VALIDATION, offset=count * 785)
-    train, validation, test = slice(0, _TRAIN), slice(_TRAIN, _TRAIN + _VALIDATION), slice(_TRAIN + _VALIDATION, count)
+    rows = np.frombuffer(memory, "<u2", 10_000, offset=count * 785)
+    train, validation, test = slice(0, 5_000), slice(5_000, 10_000), slice(10_000, count)
     return EmbeddedDigits(
         images[train], labels[train], rows[train],
         images[validation], labels[validation], rows[validation],
@@ -90,12 +89,9 @@ def choose_embedded(labels: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArr
 def read_embedded() -> Parts:
     """Return the digits inside the package; mnist-1k and mnist-5k are made of these and nothing else."""
     digits = embedded_digits()
-    return Parts(
-        _part(digits.train_images, digits.train_labels),
-        _DIGITS,
-        _part(digits.validation_images, digits.validation_labels),
-        _part(digits.test_images, digits.test_labels),
-    )
+    validation = _part(digits.validation_images, digits.validation_labels)
+    test = _part(digits.test_images, digits.test_labels)
+    return Parts(_part(digits.train_images, digits.train_labels), _DIGITS, validation, test)
 
 
 def read_55k(data_dir: Path) -> Parts:
@@ -124,10 +120,7 @@ def _part(images: NDArray[np.uint8], labels: NDArray[np.uint8]) -> Part:
 
 
 def find_mnist(data_dir: Path) -> dict[str, Path]:
-    """Return which of the four official files are there, under either spelling, plain or gzipped.
-
-    Looked for in ``data_dir/mnist``, ``data_dir/MNIST/raw`` and ``data_dir`` itself.
-    """
+    """Return which of the four official files are there, under either spelling, plain or gzipped."""
     found = {}
     for part, dimensions in FILES.items():
         spellings = (f"{part}{mark}idx{dimensions}-ubyte{end}" for mark in "-." for end in ("", ".gz"))
@@ -206,9 +199,6 @@ def is_like_mnist(name: str, input_shape: Sequence[int], classes: Sequence[str],
     """Say whether a model was trained on digits as MNIST holds them: 28 x 28 pixels, light ink on black.
 
     ``brightness`` is the mean of the training pixels in [0, 1]. MNIST's is 0.13, that of other pictures higher.
-
-    >>> is_like_mnist("scans", (1, 28, 28), "0123456789", 0.12)
-    True
     """
     if tuple(input_shape) != (1, SIDE, SIDE) or tuple(classes) != _DIGITS:
         return False
@@ -218,9 +208,8 @@ def is_like_mnist(name: str, input_shape: Sequence[int], classes: Sequence[str],
 def as_digit(image: Image.Image) -> NDArray[np.uint8]:
     """Return an opened picture of one digit as MNIST would hold it, uint8 (28, 28).
 
-    The ink is what differs from the paper, and the paper is the shade most of the rim has: dark on light or light on
-    dark both work. Transparent pixels are paper. A picture of 28 x 28 pixels with a black rim is MNIST's own form, and
-    is returned as it is.
+    Ink is what differs from the paper, and paper is the shade most of the rim has, or transparent. A picture of
+    28 x 28 pixels with a black rim is MNIST's own form, and is returned as it is.
     """
     from dropmax.workbench.data.images import to_rgb  # which imports this module
 

@@ -25,11 +25,9 @@ _SPLITS |= dict.fromkeys(("val", "valid"), "validation")
 def read_npz(path: Path) -> Parts:
     """Read arrays ``x_train, y_train`` with optional ``x_val, y_val`` and ``x_test, y_test``, or just ``x, y``.
 
-    Capital and small letters mean the same. Inputs are uint8 images (N, H, W), (N, H, W, C) or (N, C, H, W) with
-    one or three channels, or numbers (N, D). Labels are whole numbers or strings. An optional array ``classes`` of
-    strings names the whole-number labels 0, 1, ... Beside ``x, y`` there may be what ``dropmax embed`` writes:
-    ``split`` (train, validation or test for each row; outside for rows of no class), ``names`` (of the rows), ``text``,
-    and ``backbone``.
+    Inputs are uint8 images (N, H, W), (N, H, W, C) or (N, C, H, W), or numbers (N, D). Labels are whole numbers or
+    strings; strings in ``classes`` name the labels 0, 1, ... Beside ``x, y`` there may be what ``dropmax embed``
+    writes: ``split`` (train, validation, test, or outside for rows of no class), ``names``, ``text``, ``backbone``.
     """
     arrays = _open_npz(path)
     names = ["x_train", "x_val", "x_test"] if "x_train" in arrays else ["x"]

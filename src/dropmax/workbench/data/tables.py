@@ -61,13 +61,6 @@ def read_rows(
 
     With ``columns`` the features are those columns in that order, and all others are ignored. Without, every column but
     those of labels and identifiers is a feature, in the order of the table.
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp(), "new.csv")
-    >>> _ = path.write_text("width,note,length\\n3.5,fresh,5.1\\n2,old,4\\n")
-    >>> rows = read_rows(path, columns=("length", "width"))
-    >>> rows.values.tolist(), rows.ignored
-    ([[5.099999904632568, 3.5], [4.0, 2.0]], ('note',))
     """
     table = _open(path)
     header, special = table.header, {label_column, id_column}
@@ -87,14 +80,10 @@ def read_rows(
     twice = Counter(header) - Counter(set(header))
     if any(name in twice for name in features):
         raise DataError(f"{path} has the column {next(iter(twice))!r} twice: rename one of them")
-    known = special.union(features)
-    return TableRows(
-        features,
-        table.numbers(features),
-        table.labels(label_column) if labelled else None,
-        tuple(map(str, table.cells(id_column))) if id_column in header else None,
-        tuple(name for name in header if name not in known),
-    )
+    labels = table.labels(label_column) if labelled else None
+    ids = tuple(map(str, table.cells(id_column))) if id_column in header else None
+    ignored = tuple(name for name in header if name not in special.union(features))
+    return TableRows(features, table.numbers(features), labels, ids, ignored)
 
 
 def read_texts(

@@ -78,10 +78,9 @@ def read_inputs(
 ) -> Iterator[_Named]:
     """Yield names and raw inputs (uint8 images or float32 features), tables first.
 
-    Images are scaled and cropped as in training, and made grey, or a digit of MNIST, for a model of those. Behind a
-    pretrained network (``expected.origin``), images, tables of texts and the sentences ``texts`` go through it first.
-    The rows of a table are named by their identifiers, or ``file:row``, counted from 1. ``tell`` is called with what
-    the user should know, a line each.
+    Images are prepared as in training. Behind a pretrained network (``expected.origin``), images, tables of texts and
+    the sentences ``texts`` go through it first. The rows of a table are named by their identifiers, or ``file:row``,
+    counted from 1. ``tell`` is called with what the user should know, a line each.
     """
     if expected.origin:
         arrays = [file for file in files if file.suffix.lower() == ".npz"]
@@ -140,11 +139,7 @@ def _embedded(files: Sequence[Path], texts: Sequence[str], expected: Expected, t
 
 
 def read_labelled(path: Path, expected: Expected, tell: _Tell = lambda note: None) -> Part:
-    """Read rows with labels among ``expected.classes``.
-
-    A folder has one sub-folder per class, an .npz the arrays ``x`` and ``y`` (or ``x_test`` and ``y_test``), a table
-    its label column.
-    """
+    """Read rows with labels among ``expected.classes``: sub-folders, the array ``y`` or ``y_test``, or a column."""
     if not path.exists():
         raise DataError(f"{path} does not exist")
     if expected.origin and path.suffix.lower() != ".npz":
@@ -233,11 +228,6 @@ class Unlike:
 
     ``brightness`` is the mean and deviation of the training images' pixels in [0, 1], None if they were not recorded;
     ``mean`` and ``std`` are those of the features in training.
-
-    >>> unlike = Unlike((0.13, 0.31), (0.13,), (0.31,))
-    >>> unlike.look(torch.full((2, 1, 28, 28), 230, dtype=torch.uint8))
-    >>> print(unlike.warning)
-    2 of 2 images are far lighter than those the model was trained on (mean 0.90 against 0.13): ...
     """
 
     def __init__(self, brightness: tuple[float, float] | None, mean: Sequence[float], std: Sequence[float]) -> None:

@@ -82,12 +82,6 @@ def initialise_head(head: nn.Module, scheme: str) -> None:
 
     ``"default"`` leaves PyTorch's start, uniform on +-1/sqrt(fan_in). ``"glorot"`` is that of the authors' released
     code, and ``"truncated-normal"`` that of the TensorFlow tutorial whose network the paper names.
-
-    >>> from dropmax import Softmax
-    >>> head = Softmax(in_features=4, num_classes=3)
-    >>> initialise_head(head, "glorot")
-    >>> head.classifier.bias.tolist()
-    [0.0, 0.0, 0.0]
     """
     schemes = {"default": lambda _: None, "glorot": glorot, "truncated-normal": truncated_normal}
     check_choice("head_init", scheme, schemes)
