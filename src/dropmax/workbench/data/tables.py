@@ -80,10 +80,10 @@ def read_rows(
     twice = Counter(header) - Counter(set(header))
     if any(name in twice for name in features):
         raise DataError(f"{path} has the column {next(iter(twice))!r} twice: rename one of them")
-    labels = table.labels(label_column) if labelled else None
+    values, labels = table.numbers(features), table.labels(label_column) if labelled else None
     ids = tuple(map(str, table.cells(id_column))) if id_column in header else None
     ignored = tuple(name for name in header if name not in special.union(features))
-    return TableRows(features, table.numbers(features), labels, ids, ignored)
+    return TableRows(features, values, labels, ids, ignored)
 
 
 def read_texts(
