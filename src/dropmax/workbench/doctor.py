@@ -168,20 +168,14 @@ def _look_at_extras(report: Report) -> None:
 
 def _look_at_place(report: Report, what: str, path: Path, variable: str) -> None:
     existing = next((parent for parent in (path, *path.parents) if parent.exists()), path)
-    writable = _writable(existing)
-    free = shutil.disk_usage(existing).free if writable else None
-    report.places.append({"what": what, "path": str(path), "writable": writable, "free_bytes": free})
-    if not writable:
-        report.add(f"{path}, for {what}, cannot be written to", f"name another directory in {variable}")
-
-
-def _writable(directory: Path) -> bool:
+    free = None
     try:
-        with tempfile.TemporaryFile(dir=directory) as file:
+        with tempfile.TemporaryFile(dir=existing) as file:
             file.write(b"dropmax")
+        free = shutil.disk_usage(existing).free
     except OSError:
-        return False
-    return True
+        report.add(f"{path}, for {what}, cannot be written to", f"name another directory in {variable}")
+    report.places.append({"what": what, "path": str(path), "writable": free is not None, "free_bytes": free})
 
 
 def _wait_for_torch(probe: subprocess.Popen[str], report: Report) -> None:

@@ -67,16 +67,16 @@ def find_source(
     if path.is_dir():
         if text is not None:
             raise InvalidValue(f"{path} is a folder of images: --text is for tables")
-        return image_source(list_folder(path))
+        return _image_source(list_folder(path))
     if not path.exists():
         raise DataError(f"{path} does not exist: give a folder of images or a table with a column of texts")
     if text is None:
         raise InvalidValue(f"{path} is a table: say which column holds the texts with --text COLUMN")
-    return text_source(path, read_texts(path, text, label_column=label, id_column=id_column, split_column=split_column))
+    table = read_texts(path, text, label_column=label, id_column=id_column, split_column=split_column)
+    return _text_source(path, table)
 
 
-def image_source(listing: Listing) -> Source:
-    """Return the images of a folder in the order train, validation, test."""
+def _image_source(listing: Listing) -> Source:
     items = [path for paths in listing.files.values() for path in paths]
     names = [path.relative_to(listing.root).as_posix() for path in items]
     labels = [label for part in listing.files for label in listing.labels[part]]
@@ -84,7 +84,7 @@ def image_source(listing: Listing) -> Source:
     return Source("images", items, names, labels, splits, listing.classes, content_key(items, listing.root))
 
 
-def text_source(path: Path, table: TextTable) -> Source:
+def _text_source(path: Path, table: TextTable) -> Source:
     """Return the rows of a table; classes are the distinct labels in sorted order."""
     spelling = {"val": "validation", "valid": "validation", "dev": "validation"}
     splits = [spelling.get(name.lower(), name.lower()) for name in table.splits] or ["train"] * len(table.texts)
@@ -143,8 +143,7 @@ def _batches(source: Source, backbone: Backbone, start: int) -> Iterator[tuple[r
     total = len(source.items)
     if source.kind == "text":
         for first in range(start, total, _TEXTS):
-            rows = range(first, min(first + _TEXTS, total))
-            yield rows, [source.items[row] for row in rows], {}
+            yield range(first, min(first + _TEXTS, total)), list(source.items[first : first + _TEXTS]), {}
         return
     # Threads, not processes: Pillow decodes and scales outside Python's lock.
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:

@@ -59,7 +59,7 @@ def save_pretrained(
     'dropmax'
     """
     place = Path(directory)
-    _make_place(place, force)
+    _check_place(place, force)
     if isinstance(model, TrainedModel):
         trained, run = model, None
     else:
@@ -165,15 +165,13 @@ def push_to_hub(
     return str(url)
 
 
-def _make_place(place: Path, force: bool) -> None:
+def _check_place(place: Path, force: bool) -> None:
     if place.exists() and not place.is_dir():
         raise RunError(f"{place} is not a directory: choose another place")
     there = {path.name for path in place.iterdir()} if place.exists() else set()
-    if not there:
-        return
-    if (place / "environment.json").exists():
+    if "environment.json" in there:
         raise RunError(f"{place} is a run directory: choose another place for the model")
-    if not force:
+    if there and not force:
         raise RunError(f"{place} is not empty: replace the model in it with --force, or choose another place")
     if strangers := sorted(there - {*_FILES, ".git", ".gitattributes"}):
         raise RunError(f"{place} holds {strangers[0]!r}, which is not part of a saved model: choose another place")

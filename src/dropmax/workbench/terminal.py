@@ -7,7 +7,7 @@ import time
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,6 +17,7 @@ _OBEYED = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 #: Characters per line where there is no terminal: rich would cut tables to 80.
 _WIDE = 100_000
 _SECONDS_BETWEEN_LINES = 5.0
+_SHORT = {"cross_entropy": "ce", "entropy": "H", "auxiliary": "aux", "total": "loss"}
 
 
 def printable(text: object, *, keep: str = "") -> str:
@@ -98,7 +99,7 @@ def _bar(title: str, total: int | None, unit: str, done: int) -> Iterator[Advanc
 
 def _lines(title: str, total: int | None, unit: str, done: int, seconds: float) -> Advance:
     start = printed = time.monotonic()
-    first, count = done, done
+    count = done
 
     def advance(step: int, note: str = "", /) -> None:
         nonlocal count, printed
@@ -107,10 +108,10 @@ def _lines(title: str, total: int | None, unit: str, done: int, seconds: float) 
         if now - printed < seconds:
             return
         printed = now
-        rate = (count - first) / max(now - start, 1e-9)
-        amount = (
-            f"{count / 1e6:,.0f} MB, {rate / 1e6:.1f} MB/s" if unit == "bytes" else f"{count:,} {unit}, {rate:.3g}/s"
-        )
+        rate = (count - done) / max(now - start, 1e-9)
+        amount = f"{count:,} {unit}, {rate:.3g}/s"
+        if unit == "bytes":
+            amount = f"{count / 1e6:,.0f} MB, {rate / 1e6:.1f} MB/s"
         left = f", {100 * count / total:.0f} %, {(total - count) / rate:,.0f} s left" if total and rate else ""
         print(f"{title}: {amount}{left}{', ' * bool(note)}{note}", file=sys.stderr, flush=True)
 
@@ -119,8 +120,6 @@ def _lines(title: str, total: int | None, unit: str, done: int, seconds: float) 
 
 class TrainingProgress:
     """The progress of training, with the epoch, the terms of the loss and the last validation error beside it."""
-
-    _SHORT: ClassVar = {"cross_entropy": "ce", "entropy": "H", "auxiliary": "aux", "total": "loss"}
 
     def __init__(self, title: str, epochs: int, steps: int, done: int = 0, *, quiet: bool = False) -> None:
         self.epochs, self.done, self.validation = epochs, done, ""
@@ -136,7 +135,7 @@ class TrainingProgress:
     def step(self, epoch: int, done: int, terms: dict[str, float]) -> None:
         """Tell of a step and its loss terms."""
         before, self.done = self.done, done
-        spelt = " ".join(f"{self._SHORT.get(name, name)} {value:.3f}" for name, value in terms.items())
+        spelt = " ".join(f"{_SHORT.get(name, name)} {value:.3f}" for name, value in terms.items())
         self._advance(done - before, f"epoch {epoch + 1}/{self.epochs}, {spelt}{self.validation}")
 
     def epoch(self, row: dict[str, Any]) -> None:

@@ -65,10 +65,10 @@ def fetch(name: str, data_dir: str | os.PathLike[str] | None = None) -> Path:
             archive.unlink()
         return unpacked
     except urllib.error.URLError as error:
+        urls = ", ".join(item.urls[0] for item in known.downloads)
+        put = f"them in {target / folder}" if source == "mnist" else f"it in {target}, then run this again"
         raise DataError(
-            f"could not download {source} ({error.reason}): get {', '.join(item.urls[0] for item in known.downloads)} "
-            f"on a machine with a network, and put "
-            + (f"them in {target / folder}" if source == "mnist" else f"it in {target}, then run this again")
+            f"could not download {source} ({error.reason}): get {urls} on a machine with a network, and put {put}"
         ) from error
     except OSError as error:
         raise DataError(f"could not write to {target}: {error}") from error
@@ -122,16 +122,13 @@ def _receive(url: str, part: Path, item: Download) -> None:
             return
         raise
     with response:
-        if have and not (
-            response.status == 206 and (response.headers.get("Content-Range") or "").startswith(f"bytes {have}-")
-        ):
+        resumed = (response.headers.get("Content-Range") or "").startswith(f"bytes {have}-")
+        if response.status != 206 or not resumed:
             have = 0  # a server that cannot resume sends everything
         length = response.headers.get("Content-Length")
         total = have + int(length) if length and length.isdigit() else item.size
-        with (
-            open(part, "ab" if have else "wb") as out,
-            progress(f"downloading {item.file}", total, "bytes", have) as advance,
-        ):
+        shown = progress(f"downloading {item.file}", total, "bytes", have)
+        with open(part, "ab" if have else "wb") as out, shown as advance:
             while block := response.read(_BLOCK):
                 out.write(block)
                 have += len(block)
