@@ -23,7 +23,7 @@ from dropmax.workbench.data.images import centre_crop
 from dropmax.workbench.evaluation import Outputs, answer, predict
 from dropmax.workbench.terminal import progress
 from dropmax.workbench.training import TrainedModel, load_data, load_model
-from dropmax.workbench.training.source import data_place
+from dropmax.workbench.training.rundir import data_place
 
 __all__ = ["ORDERS", "Explorer", "shown_name"]
 

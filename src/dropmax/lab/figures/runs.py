@@ -27,7 +27,7 @@ from dropmax.workbench.evaluation import Outputs, answer
 from dropmax.workbench.recipes import DataOptions, Recipe
 from dropmax.workbench.terminal import progress
 from dropmax.workbench.training import RunDirectory, TrainedModel, load_data, load_model
-from dropmax.workbench.training.source import data_place
+from dropmax.workbench.training.rundir import data_place
 
 __all__ = ["Run", "by_data", "data_name", "load_runs", "picture", "slug"]
 

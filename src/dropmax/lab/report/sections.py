@@ -19,7 +19,7 @@ from dropmax.lab.figures.subject import Subject
 from dropmax.lab.originals import Originals
 from dropmax.lab.report.charts import chart, confusion_image
 from dropmax.workbench.evaluation import answer
-from dropmax.workbench.training.source import data_place
+from dropmax.workbench.training.rundir import data_place
 
 __all__ = ["classes_section", "disagreements", "hardest", "hardest_section"]
 

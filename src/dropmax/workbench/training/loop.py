@@ -25,13 +25,13 @@ from dropmax.workbench.provenance import provenance
 from dropmax.workbench.recipes import Recipe
 from dropmax.workbench.terminal import TrainingProgress
 from dropmax.workbench.training.callbacks import Callback, Callbacks, make_callbacks
-from dropmax.workbench.training.rundir import RunDirectory
+from dropmax.workbench.training.rundir import RunDirectory, balanced, load_data, remember_data
 from dropmax.workbench.training.session import Ranks, Session, flush_subnormals, on_features, process_group
-from dropmax.workbench.training.source import balanced, load_data, remember_data, tell_about
 from dropmax.workbench.training.trained import check_imports, save_model
 
 #: Look for a loss that is not finite every step where that is free, and now and then where it stalls the device.
 _CHECK_EVERY = {"cpu": 1}
+_UNVALIDATED = "there is no validation part: nothing is measured on the way, and the model after the last epoch is kept"
 
 
 class Interrupted(RunError):
@@ -80,7 +80,11 @@ def train(
     with process_group() as ranks:
         data = load_data(recipe, data_dir)
         if ranks.is_first and not quiet:
-            tell_about(data, lambda line: print(line, file=sys.stderr, flush=True))
+            lines = [*data.notes, *map(str, data.held_out)]
+            if not len(data.validation):
+                lines.append(_UNVALIDATED)
+            for line in lines:
+                print(line, file=sys.stderr, flush=True)
         recipe = balanced(recipe, data).findable()
         # The session comes first: a mistake in the recipe leaves no directory behind.
         session = _begin(recipe, data, device, ranks, quiet=quiet)
