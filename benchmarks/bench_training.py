@@ -13,11 +13,11 @@ from rich.table import Table
 from benchmarks import harness
 from dropmax.classifier import Classifier
 from dropmax.workbench.data import Dataset, normalise
-from dropmax.workbench.progress import TrainingProgress
 from dropmax.workbench.recipes import Recipe, load_recipe
+from dropmax.workbench.terminal import TrainingProgress
 from dropmax.workbench.training import Session, build, load_data, loop
 from dropmax.workbench.training.callbacks import Callbacks
-from dropmax.workbench.training.optimizer import make_optimizer
+from dropmax.workbench.training.session import make_optimizer
 
 AIM = 1.05
 CASES = (("mnist-1k", "released"), ("mnist-1k", "paper"))

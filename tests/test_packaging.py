@@ -61,7 +61,7 @@ def test_the_archives_hold_what_is_needed_and_nothing_large(archives: Path) -> N
     with tarfile.open(next(archives.glob("*.tar.gz"))) as source:
         sizes |= {file.name.split("/", 1)[-1]: file.size for file in source.getmembers()}
     assert {name: size for name, size in sizes.items() if size > LARGEST} == {}
-    data = ("recipes/mnist.toml", "data/embedded/mnist-20k.xz")
+    data = ("recipes.toml", "data/embedded/mnist-20k.xz")
     needed = {"dropmax/py.typed", *(f"dropmax/workbench/{name}" for name in data), "tests/conftest.py", "README.md"}
     assert needed - set(sizes) == set()
 

@@ -34,7 +34,7 @@ from dropmax.sklearn_rows import (
 from dropmax.sklearn_step import choose_step
 from dropmax.workbench.evaluation import Outputs, answer
 from dropmax.workbench.networks import MLP, feature_size
-from dropmax.workbench.networks.shapes import check_sizes
+from dropmax.workbench.networks.common import check_sizes
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin

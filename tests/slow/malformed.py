@@ -20,13 +20,13 @@ from PIL import Image
 
 from dropmax.workbench.data import load
 from dropmax.workbench.data.cifar import read_cifar10, read_cifar100
+from dropmax.workbench.data.dataset import assemble
+from dropmax.workbench.data.download import unpack
 from dropmax.workbench.data.folders import list_cub, read_listing
 from dropmax.workbench.data.images import decode
 from dropmax.workbench.data.mnist import read_mnist
 from dropmax.workbench.data.npz import read_npz_rows
-from dropmax.workbench.data.splits import assemble
 from dropmax.workbench.data.tables import read_rows
-from dropmax.workbench.data.unpacking import unpack
 from tests.slow.damage import INTEGERS, damage_bytes, damage_text
 
 

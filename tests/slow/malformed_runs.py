@@ -23,7 +23,7 @@ from dropmax.lab.experiments.records import RunRecord, failure
 from dropmax.workbench.data import Dataset, Split
 from dropmax.workbench.recipes import Recipe, load_recipe
 from dropmax.workbench.training import RunDirectory, Session, build, load_model
-from dropmax.workbench.training.optimizer import make_optimizer
+from dropmax.workbench.training.session import make_optimizer
 from tests.slow.damage import WORDS, damage_bytes, damage_text, damage_tree, nested
 
 _TOML_WORDS = (

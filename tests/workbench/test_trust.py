@@ -9,7 +9,7 @@ import pytest
 
 from dropmax.errors import InvalidValue, RunError
 from dropmax.imports import check_import
-from dropmax.workbench.networks import registry
+from dropmax.workbench import networks
 from dropmax.workbench.training import load_model, train
 from tests.slow.hostile import MODULE, Ground, command, hostile_run
 
@@ -57,7 +57,7 @@ def test_a_recipe_of_the_users_own_is_his_word(foreign: Path, tmp_path: Path) ->
 
 
 def test_networks_of_our_own_never_need_trust() -> None:
-    for name in registry.NETWORKS:
+    for name in networks.NETWORKS:
         check_import("network", name, "a file", trust_code=False)
     with pytest.raises(RunError, match="would import the network 'nowhere:Net'"):
         check_import("network", "nowhere:Net", "a file", trust_code=False)
@@ -82,7 +82,7 @@ def test_a_small_file_cannot_ask_for_a_large_network(tmp_path: Path) -> None:
         ({"depth": 20, "widths": [1, 1]}, "three widths"),
     ):
         with pytest.raises(InvalidValue, match=says):
-            registry.make_network("cifar-resnet", (3, 32, 32), **options)
+            networks.make_network("cifar-resnet", (3, 32, 32), **options)
 
 
 def test_training_into_a_link_is_refused(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def _train_side_by_side(runs: dict[str, Path], seed: int, epochs: int) -> None:
 
 
 def _watch(workers: dict[str, subprocess.Popen[str]], runs: dict[str, Path], epochs: int) -> None:
-    from dropmax.workbench.progress import progress
+    from dropmax.workbench.terminal import progress
 
     with progress("training", epochs * len(runs), "epochs") as advance:
         seen = 0

@@ -95,7 +95,7 @@ def predict(
     import torch
 
     from dropmax.workbench.data.unlabelled import Unlike, find_inputs, is_sentence, read_inputs
-    from dropmax.workbench.progress import progress
+    from dropmax.workbench.terminal import progress
     from dropmax.workbench.training import load_model
 
     use_threads(threads)

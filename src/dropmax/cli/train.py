@@ -149,7 +149,7 @@ def train(
         _import_backbone(backbone, trust_code)
     from dropmax.workbench import training
     from dropmax.workbench.training.callbacks import make_callbacks
-    from dropmax.workbench.training.source import move_data
+    from dropmax.workbench.training.rundir import move_data
 
     use_threads(threads)
     callbacks = make_callbacks([*(log or []), *["tensorboard"] * tensorboard])

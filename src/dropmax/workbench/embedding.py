@@ -24,9 +24,7 @@ from dropmax.workbench.data.folders import Listing, list_folder
 from dropmax.workbench.data.images import centre_crop, content_key, decode
 from dropmax.workbench.data.tables import TextTable, read_texts
 from dropmax.workbench.files import check_place, write_atomically
-from dropmax.workbench.progress import progress
-
-__all__ = ["Embedded", "Source", "cached_features", "embed", "find_source", "image_for", "name_some"]
+from dropmax.workbench.terminal import progress
 
 _BATCH = 32  # images per step; texts go in batches of 32 times as many
 _TEXTS = 1024
@@ -57,11 +55,7 @@ class Embedded:
 
 
 def name_some(unreadable: dict[str, str], most: int = 20) -> list[str]:
-    """Return a line for each item that was left out, and after ``most`` of them how many more there are.
-
-    >>> name_some({"owl/1.jpg": "no image", "owl/2.jpg": "no image"}, most=1)
-    ['left out owl/1.jpg: no image', 'and 1 more were left out']
-    """
+    """Return a line for each item that was left out, and after ``most`` of them how many more there are."""
     lines = [f"left out {name}: {reason}" for name, reason in unreadable.items()]
     return lines[:most] + [f"and {len(lines) - most:,} more were left out"] * (len(lines) > most)
 
@@ -73,30 +67,24 @@ def find_source(
     if path.is_dir():
         if text is not None:
             raise InvalidValue(f"{path} is a folder of images: --text is for tables")
-        return image_source(list_folder(path))
+        return _image_source(list_folder(path))
     if not path.exists():
         raise DataError(f"{path} does not exist: give a folder of images or a table with a column of texts")
     if text is None:
         raise InvalidValue(f"{path} is a table: say which column holds the texts with --text COLUMN")
-    return text_source(path, read_texts(path, text, label_column=label, id_column=id_column, split_column=split_column))
+    table = read_texts(path, text, label_column=label, id_column=id_column, split_column=split_column)
+    return _text_source(path, table)
 
 
-def image_source(listing: Listing) -> Source:
-    """Return the images of a folder in the order train, validation, test."""
-    parts = list(listing.files)
-    items = [path for part in parts for path in listing.files[part]]
-    return Source(
-        kind="images",
-        items=items,
-        names=[path.relative_to(listing.root).as_posix() for path in items],
-        labels=[label for part in parts for label in listing.labels[part]],
-        splits=[part for part in parts for _ in listing.files[part]],
-        classes=listing.classes,
-        key=content_key(items, listing.root),
-    )
+def _image_source(listing: Listing) -> Source:
+    items = [path for paths in listing.files.values() for path in paths]
+    names = [path.relative_to(listing.root).as_posix() for path in items]
+    labels = [label for part in listing.files for label in listing.labels[part]]
+    splits = [part for part, paths in listing.files.items() for _ in paths]
+    return Source("images", items, names, labels, splits, listing.classes, content_key(items, listing.root))
 
 
-def text_source(path: Path, table: TextTable) -> Source:
+def _text_source(path: Path, table: TextTable) -> Source:
     """Return the rows of a table; classes are the distinct labels in sorted order."""
     spelling = {"val": "validation", "valid": "validation", "dev": "validation"}
     splits = [spelling.get(name.lower(), name.lower()) for name in table.splits] or ["train"] * len(table.texts)
@@ -114,19 +102,15 @@ def text_source(path: Path, table: TextTable) -> Source:
 
 
 def embed(source: Source, backbone: Backbone, out: Path) -> Embedded:
-    """Write the features of a source to ``out`` (.npz), resuming what a killed call left beside it.
+    """Write the features of a source to ``out`` (.npz), resuming what a killed call left in ``out.partial/``.
 
     The file holds ``x`` (float32), ``y``, ``split``, ``classes``, ``names``, for texts ``text``, and ``backbone``: a
     description of where the features came from. Images that cannot be read are left out and reported.
-
-    Features of finished batches are kept in ``out.partial/`` until all are there, so that memory stays bounded and a
-    killed call continues where it stopped.
     """
     if out.exists():
         raise DataError(f"{out} exists: choose another file with --out, or delete it first")
     check_place(out.parent)
-    work = out.with_name(out.name + ".partial")
-    store = _Store.open(work, len(source.items), source.key + backbone.origin.to_json())
+    store = _Store(out.with_name(out.name + ".partial"), source.key + backbone.origin.to_json())
     unit = "images" if source.kind == "images" else "texts"
     with progress(f"embedding {len(source.items):,} {unit}", len(source.items), unit, done=store.done) as advance:
         for rows, batch, failed in _batches(source, backbone, store.done):
@@ -134,13 +118,12 @@ def embed(source: Source, backbone: Backbone, out: Path) -> Embedded:
             features = backbone(batch) if good else None
             store.add(rows, good, None if features is None else features.numpy(), failed)
             advance(len(rows))
-    kept, values = store.finish()
-    if values is None:
+    if not store.kept:
         first = next(iter(store.failed.values()))
         raise DataError(f"none of the {len(source.items):,} images could be read; the first: {first}")
-    _write(out, source, backbone, kept, values)
-    shutil.rmtree(work)
-    return Embedded(out, len(kept), {**dict.fromkeys(source.left_out, "no text"), **store.failed})
+    _write(out, source, backbone, store)
+    shutil.rmtree(store.folder)
+    return Embedded(out, len(store.kept), {**dict.fromkeys(source.left_out, "no text"), **store.failed})
 
 
 def cached_features(source: Source, backbone: Backbone) -> tuple[Path, dict[str, str]]:
@@ -160,8 +143,7 @@ def _batches(source: Source, backbone: Backbone, start: int) -> Iterator[tuple[r
     total = len(source.items)
     if source.kind == "text":
         for first in range(start, total, _TEXTS):
-            rows = range(first, min(first + _TEXTS, total))
-            yield rows, [source.items[row] for row in rows], {}
+            yield range(first, min(first + _TEXTS, total)), list(source.items[first : first + _TEXTS]), {}
         return
     # Threads, not processes: Pillow decodes and scales outside Python's lock.
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
@@ -193,23 +175,18 @@ def image_for(path: Path, backbone: Backbone) -> NDArray[np.uint8]:
 class _Store:
     """Finished batches on disk: features in one growing file of float32, and a journal of what became of each row."""
 
-    def __init__(self, folder: Path, total: int) -> None:
-        self.folder, self.total = folder, total
+    def __init__(self, folder: Path, plan: str) -> None:
+        self.folder = folder
         self.done = self.width = 0
-        self.kept: list[int] = []
+        self.kept: list[int] = []  #: the rows that have features
         self.failed: dict[str, str] = {}
-
-    @classmethod
-    def open(cls, folder: Path, total: int, plan: str) -> _Store:
-        store = cls(folder, total)
         digest = hashlib.sha256(plan.encode()).hexdigest()
-        if folder.exists() and (folder / "plan").is_file() and (folder / "plan").read_text() == digest:
-            store._resume()
-            return store
-        shutil.rmtree(folder, ignore_errors=True)  # of other content, or another backbone
-        folder.mkdir(parents=True)
-        (folder / "plan").write_text(digest)
-        return store
+        if (folder / "plan").is_file() and (folder / "plan").read_text() == digest:
+            self._resume()
+        else:
+            shutil.rmtree(folder, ignore_errors=True)  # of other content, or another backbone
+            folder.mkdir(parents=True)
+            (folder / "plan").write_text(digest)
 
     def _resume(self) -> None:
         journal = self.folder / "journal.jsonl"
@@ -241,17 +218,11 @@ class _Store:
             stream.write(json.dumps(entry) + "\n")
         self._count(entry)
 
-    def finish(self) -> tuple[list[int], NDArray[np.float32] | None]:
-        """Return the rows that have features, and those features, memory-mapped."""
-        if not self.kept:
-            return [], None
-        shape = (len(self.kept), self.width)
-        return self.kept, np.memmap(self.folder / "features.f32", np.float32, "r", shape=shape)
 
-
-def _write(out: Path, source: Source, backbone: Backbone, kept: list[int], values: NDArray[np.float32]) -> None:
+def _write(out: Path, source: Source, backbone: Backbone, store: _Store) -> None:
+    kept = store.kept
     arrays: dict[str, Any] = {
-        "x": values,
+        "x": np.memmap(store.folder / "features.f32", np.float32, "r", shape=(len(kept), store.width)),
         "y": np.array([source.labels[row] for row in kept], np.int64),
         "split": np.array([source.splits[row] for row in kept]),
         "classes": np.array(source.classes),

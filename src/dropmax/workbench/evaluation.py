@@ -7,7 +7,8 @@ answer of a calibrated model: the mode and temperature that were best on held-ou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -20,18 +21,6 @@ from dropmax.classifier import Classifier
 from dropmax.heads import Head
 from dropmax.topk import TopK
 
-__all__ = [
-    "Measurement",
-    "Outputs",
-    "Verdict",
-    "answer",
-    "calibrate",
-    "calibrate_head",
-    "confusable",
-    "measure",
-    "predict",
-]
-
 #: Without held-out rows, sets are the fewest classes whose probabilities reach this sum, and nothing is promised.
 PLAIN_COVERAGE = 0.95
 
@@ -41,6 +30,17 @@ _LEAST = 0.2
 
 def _no_labels() -> Tensor:
     return torch.empty(0, dtype=torch.long)
+
+
+@contextmanager
+def _evaluating(model: Classifier) -> Iterator[None]:
+    """Put a model into evaluation mode, and back into the mode it was in."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 class Verdict(NamedTuple):
@@ -64,10 +64,8 @@ class Verdict(NamedTuple):
         >>> Verdict("torn", (1, 7, 9)).words("0123456789", most=2)
         'torn between 1, 7 and 1 more'
         """
-        if self.state == "unlike":
-            return "unlike anything it was trained on"
-        if self.state == "sure":
-            return f"sure: {names[self.classes[0]]}"
+        if self.state != "torn":
+            return f"sure: {names[self.classes[0]]}" if self.state == "sure" else "unlike anything it was trained on"
         shown = [names[k] for k in self.classes[:most]]
         if len(self.classes) > most:
             shown.append(f"{len(self.classes) - most} more")
@@ -94,18 +92,12 @@ class Outputs:
 
     @classmethod
     def join(cls, parts: Sequence[Outputs]) -> Outputs:
-        """Return the rows of all parts, on the CPU.
-
-        >>> part = Outputs(torch.ones(2, 1), torch.ones(2, 1))
-        >>> Outputs.join([part, part]).probs.shape
-        torch.Size([4, 1])
-        """
-        names = ("probs", "retain", "labels", "std", "outside")
-        columns = {name: [getattr(part, name) for part in parts] for name in names}
-        joined: dict[str, Any] = {
-            name: None if rows[0] is None else torch.cat([row.cpu() for row in rows]) for name, rows in columns.items()
-        }
-        return cls(**joined, calibration=parts[0].calibration)
+        """Return the rows of all parts, on the CPU."""
+        joined: dict[str, Any] = {"calibration": parts[0].calibration}
+        for name in ("probs", "retain", "labels", "std", "outside"):
+            rows = [getattr(part, name) for part in parts]
+            joined[name] = None if rows[0] is None else torch.cat([row.cpu() for row in rows])
+        return cls(**joined)
 
     @property
     def predicted(self) -> Tensor:
@@ -119,9 +111,8 @@ class Outputs:
     def sets(self, coverage: float | None = None) -> Tensor:
         """Return what each row could be, boolean (n, K): the prediction sets of this coverage, or of the default one.
 
-        Where the set (LAC) is empty because the model is surer of most rows than of this one, classes of at least 1/5
-        are put in, so a set that is still empty means that no class fits. Without calibration the sets are the fewest
-        classes whose probabilities sum to ``coverage`` (0.95), which promises nothing.
+        Where the set (LAC) is empty, classes of at least 1/5 are put in; if it is still empty, no class fits. Without
+        calibration the sets are the fewest classes whose probabilities reach ``coverage`` (0.95): no promise.
         """
         if self.calibration is None or (coverage is None and self.calibration.coverage is None):
             return self._likeliest(PLAIN_COVERAGE if coverage is None else coverage)
@@ -213,16 +204,12 @@ def predict(
     >>> predict(model, [(torch.randn(5, 4), torch.zeros(5, dtype=torch.long))]).labels.shape
     torch.Size([5])
     """
-    was_training = model.training
-    model.eval()
     parts = []
-    try:
+    with _evaluating(model):
         for batch in batches:
             x, y = batch if isinstance(batch, (tuple, list)) else (batch, _no_labels())
             part = answer(model.head, model.net(x), mode=mode, samples=samples, generator=generator, std=std)
             parts.append(Outputs.join([replace(part, labels=y)]))
-    finally:
-        model.train(was_training)
     if not parts:
         nothing = torch.empty(0, model.head.num_classes)
         parts = [Outputs(nothing, nothing, std=nothing if std else None)]
@@ -250,13 +237,9 @@ def calibrate(
     >>> predict(model, [torch.randn(2, 4)]).calibration is model.head.calibration
     True
     """
-    was_training = model.training
-    model.eval()
-    try:
+    with _evaluating(model):
         features = ((model.net(x), y) for x, y in batches)
         return calibrate_head(model.head, features, by_class=by_class, source=source)
-    finally:
-        model.train(was_training)
 
 
 @torch.no_grad()
@@ -264,9 +247,11 @@ def calibrate_head(
     head: Head, batches: Iterable[tuple[Tensor, Tensor]], *, by_class: bool = False, source: str = "held-out rows"
 ) -> Calibration | None:
     """Do what :func:`calibrate` does, with batches of feature vectors and labels."""
-    probs: dict[str, list[Tensor]] = {mode: [] for mode in (("mean", "exact") if head.masked else ("mean",))}
-    # The expected entropy over the masks sees noise that the energy does not, but without masks it sees less.
-    outside: dict[str, list[Tensor]] = {kind: [] for kind in (("energy", "entropy") if head.masked else ("energy",))}
+    probs: dict[str, list[Tensor]] = {"mean": []}
+    outside: dict[str, list[Tensor]] = {"energy": []}
+    if head.masked:
+        probs["exact"] = []
+        outside["entropy"] = []  # expected over the masks; it sees noise that the energy does not, but only with masks
     labels = []
     for features, y in batches:
         for mode, rows in probs.items():
@@ -318,35 +303,29 @@ def measure(model: Classifier, batches: Iterable[tuple[Tensor, Tensor]], *, seed
     (['auxiliary', 'cross_entropy', 'entropy', 'kl', 'total'],
      ['posterior_rivals', 'retain_rivals', 'retain_target'])
     """
-    was_training = model.training
-    model.eval()
-    head = model.head
+    head, rivals = model.head, model.head.num_classes - 1
     generator = torch.Generator().manual_seed(seed)
     sums: dict[str, float] = {}
     probs, labels = [], []
-    for x, y in batches:
-        features = model.net(x)
-        n = len(y)
-        shape = head.noise_shape(n)
-        noise = None if shape is None else torch.rand(shape, generator=generator).to(features.device)
-        loss = head.loss(features, y, noise=noise)
-        rho, q = head.retain_probs(features), head.posterior_probs(features, y)
-        on_target = rho.gather(-1, y[:, None]).squeeze(-1)
-        rivals = head.num_classes - 1
-        values = {
-            "total": loss.total,
-            **loss.terms,
-            "retain_target": on_target.mean(),
-            "retain_rivals": ((rho.sum(-1) - on_target) / rivals).mean(),
-            "posterior_rivals": ((q.sum(-1) - 1) / rivals).mean(),
-        }
-        for name, value in values.items():
-            sums[name] = sums.get(name, 0.0) + n * float(value)
-        probs.append(head.predict_proba(features).cpu())
-        labels.append(y.cpu())
-    model.train(was_training)
-    count = sum(len(y) for y in labels)
+    with _evaluating(model):
+        for x, y in batches:
+            features = model.net(x)
+            shape = head.noise_shape(len(y))
+            noise = None if shape is None else torch.rand(shape, generator=generator).to(features.device)
+            loss = head.loss(features, y, noise=noise)
+            rho, q = head.retain_probs(features), head.posterior_probs(features, y)
+            on_target = rho.gather(-1, y[:, None]).squeeze(-1)
+            masks = {
+                "retain_target": on_target.mean(),
+                "retain_rivals": ((rho.sum(-1) - on_target) / rivals).mean(),
+                "posterior_rivals": ((q.sum(-1) - 1) / rivals).mean(),
+            }
+            for name, value in {"total": loss.total, **loss.terms, **masks}.items():
+                sums[name] = sums.get(name, 0.0) + len(y) * float(value)
+            probs.append(head.predict_proba(features).cpu())
+            labels.append(y.cpu())
+    count = sum(map(len, labels))
     means = {name: value / count for name, value in sums.items()}
-    masks = {name: means.pop(name) for name in ("retain_target", "retain_rivals", "posterior_rivals")}
+    looks = {name: means.pop(name) for name in ("retain_target", "retain_rivals", "posterior_rivals")}
     p, y = torch.cat(probs), torch.cat(labels)
-    return Measurement(means, masks, {"error": metrics.error(p, y), "nll": metrics.nll(p, y), "ece": metrics.ece(p, y)})
+    return Measurement(means, looks, {"error": metrics.error(p, y), "nll": metrics.nll(p, y), "ece": metrics.ece(p, y)})

@@ -27,8 +27,8 @@ from dropmax.workbench.backbones import Backbone, Origin, reload_backbone
 from dropmax.workbench.data import normalise
 from dropmax.workbench.data.images import centre_crop
 from dropmax.workbench.files import write_atomically
-from dropmax.workbench.progress import progress
 from dropmax.workbench.provenance import commit
+from dropmax.workbench.terminal import progress
 from dropmax.workbench.training import TrainedModel, load_model
 
 __all__ = ["FORMATS", "OUTPUTS", "Served", "export", "metadata", "raw_shape"]
@@ -150,10 +150,10 @@ def export(
 ) -> dict[str, Any]:
     """Write a trained model to one file for serving, and return what was found out about it.
 
-    The graph formats are run before they are written, on random inputs in batches of 1, 2 and 7, and compared with
-    PyTorch. Returned are ``file``, ``format``, ``bytes``, and the ``largest_difference`` of any output (0 for
-    safetensors, which holds the weights themselves). A model behind a pretrained network for photographs becomes one
-    graph from pixels to answers; where that cannot be, ``note`` says why the graph takes features.
+    A graph is run before it is written, on random inputs in batches of 1, 2 and 7, and compared with PyTorch. Returned
+    are ``file``, ``format``, ``bytes``, and the ``largest_difference`` of any output (0 for safetensors, which holds
+    the weights themselves). A model behind a pretrained network for photographs becomes one graph from pixels to
+    answers; where that cannot be, ``note`` says why the graph takes features.
 
     Args:
         run: a run directory, a ``model.safetensors``, or a loaded model.
@@ -168,7 +168,7 @@ def export(
     """
     check_choice("format", format, FORMATS)
     path = Path(out)
-    refuse_to_overwrite(path, force)
+    _refuse_to_overwrite(path, force)
     for package in ("onnx", "onnxscript", "onnxruntime") if format == "onnx" else ():
         optional(package, "export", "exporting to ONNX")  # before the work, not after it
     trained = _trained(run, trust_code)
@@ -212,8 +212,7 @@ def _trained(run: Any, trust_code: bool) -> TrainedModel:
     raise InvalidType(f"export takes a run directory, a model file or a TrainedModel, not a {kind}: {hint}")
 
 
-def refuse_to_overwrite(path: Path, force: bool) -> None:
-    """Raise where ``path`` cannot be written, or holds something the user may want to keep."""
+def _refuse_to_overwrite(path: Path, force: bool) -> None:
     if path.is_dir():
         raise RunError(f"{path} is a directory: name a file with --out")
     if path.exists() and not force:
@@ -238,8 +237,7 @@ def _largest_difference(served: Served, runner: Runner, trained: TrainedModel) -
     for count in (1, 2, 7):
         inputs = _random_inputs(trained, count, seed=count)
         with torch.no_grad():
-            expected = served(inputs)
-        found = runner(inputs)
+            expected, found = served(inputs), runner(inputs)
         differences += [(found[name] - expected[name]).abs().max() for name in OUTPUTS]
     return float(torch.stack(differences).max())  # NaN, if any is
 
@@ -255,20 +253,16 @@ def _program(served: Served, example: Tensor) -> torch.export.ExportedProgram:
             # ONNX would take log(sigmoid(x)), and onnxruntime's sigmoid in float32 is 0 at -20 already.
             log_sigmoid = torch.ops.aten.log_sigmoid.default
             if any(node.target is log_sigmoid for node in program.graph.nodes):
-                program = program.run_decompositions({log_sigmoid: _log_sigmoid})
+                stable = {log_sigmoid: lambda x: x.clamp_max(0) - torch.log1p(torch.exp(-x.abs()))}
+                program = program.run_decompositions(stable)
     except DropMaxError:
         raise
     except Exception as error:  # whatever a network of the user's own does that no graph can hold
-        reason = first_line(error)
-        raise RunError(f"torch.export cannot turn this model into a graph: {reason}") from error
+        raise RunError(f"torch.export cannot turn this model into a graph: {first_line(error)}") from error
     for graph in program.graph_module.modules():
         for node in graph.graph.nodes if isinstance(graph, torch.fx.GraphModule) else ():
             node.meta.pop("stack_trace", None)  # holds the paths of this machine
     return program
-
-
-def _log_sigmoid(x: Tensor) -> Tensor:
-    return x.clamp_max(0) - torch.log1p(torch.exp(-x.abs()))
 
 
 def _to_torch_export(served: Served, example: Tensor, about: str) -> bytes:
@@ -280,14 +274,8 @@ def _to_torch_export(served: Served, example: Tensor, about: str) -> bytes:
 
 def _torch_runner(content: bytes) -> Runner:
     with _quiet():
-        module = torch.export.load(io.BytesIO(content)).module()
-
-    def run(inputs: Tensor) -> dict[str, Tensor]:
-        with torch.no_grad():
-            found: dict[str, Tensor] = module(inputs)
-        return found
-
-    return run
+        module: Runner = torch.export.load(io.BytesIO(content)).module()
+    return module
 
 
 # --- ONNX --------------------------------------------------------------------------------------------------------

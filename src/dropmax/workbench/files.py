@@ -14,35 +14,21 @@ from filelock import lock_descriptor
 
 from dropmax.errors import RunError
 
-__all__ = ["CannotWrite", "check_place", "lock", "make_directory", "parse_json", "read_json", "write_atomically"]
-
 
 class CannotWrite(RunError):
     """The disk is full or not writable, which says nothing about the run itself."""
 
 
 def check_place(directory: Path) -> None:
-    """Refuse a directory that cannot be made or written to, before hours of work.
-
-    >>> check_place(Path("new/and/empty"))
-    >>> check_place(Path("/dev/null/x"))
-    Traceback (most recent call last):
-    dropmax.workbench.files.CannotWrite: cannot write to /dev/null/x: /dev/null is not a directory; choose another --out
-    """
+    """Refuse a directory that cannot be made or written to, before hours of work."""
     existing = next(place for place in (directory, *directory.absolute().parents) if place.exists())
-    if not existing.is_dir():
-        raise CannotWrite(f"cannot write to {directory}: {existing} is not a directory; choose another --out")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise CannotWrite(f"cannot write to {directory}: {existing} may not be written to; choose another --out")
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        why = "may not be written to" if existing.is_dir() else "is not a directory"
+        raise CannotWrite(f"cannot write to {directory}: {existing} {why}; choose another --out")
 
 
 def make_directory(path: Path, what: str = "directory") -> None:
-    """Make a directory and those above it, or say in a line why not.
-
-    >>> make_directory(Path("/dev/null/x"))
-    Traceback (most recent call last):
-    dropmax.workbench.files.CannotWrite: cannot make the directory /dev/null/x: Not a directory
-    """
+    """Make a directory and those above it, or say in a line why not."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -53,12 +39,6 @@ def write_atomically(path: Path, content: bytes | str) -> None:
     """Write a file atomically: readers see the old one or the new one, never a part.
 
     What a process killed in the middle of this left beside the file is removed by the next that writes it.
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "note.txt"
-    >>> write_atomically(path, "hello")
-    >>> path.read_text()
-    'hello'
     """
     data = content.encode() if isinstance(content, str) else content
     temporary = None
@@ -82,14 +62,7 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 
 
 def parse_json(text: str) -> Any:
-    """Parse JSON; anything wrong with the text, too deep nesting included, is a ValueError.
-
-    >>> parse_json('{"epoch": 1}')
-    {'epoch': 1}
-    >>> parse_json("[" * 100_000)
-    Traceback (most recent call last):
-    ValueError: it is nested too deeply
-    """
+    """Parse JSON; anything wrong with the text, too deep nesting included, is a ValueError."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -97,11 +70,7 @@ def parse_json(text: str) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, empty where there is no file; a RunError says what is wrong with it.
-
-    >>> read_json(Path("no-such-file.json"))
-    {}
-    """
+    """Return the object in a JSON file, empty where there is no file; a RunError says what is wrong with it."""
     try:
         found = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -142,12 +111,7 @@ def _remove_leftovers(path: Path) -> None:
 
 
 def lock(descriptor: int) -> bool:
-    """Lock an open file until it is closed, or its process dies; return whether that was possible.
-
-    >>> with tempfile.TemporaryFile() as file:
-    ...     lock(file.fileno())
-    True
-    """
+    """Lock an open file until it is closed, or its process dies; return whether that was possible."""
     try:
         return lock_descriptor(descriptor, blocking=False)
     except OSError:  # the file system, or the platform, has no locks

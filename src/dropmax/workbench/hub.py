@@ -1,14 +1,12 @@
 """Trained models as directories one can publish: ``save_pretrained``, ``from_pretrained``, ``push_to_hub``.
 
-A directory holds ``model.safetensors`` (weights and all that is needed to use them; no code, no pickle), the
-``recipe.toml`` it was trained by, a card in ``README.md``, and the card's picture. Only talking to the Hugging Face hub
-needs huggingface_hub, the extra ``hub``.
+A directory holds ``model.safetensors`` (weights and what is needed to use them; no code), the ``recipe.toml`` it was
+trained by, a card in ``README.md``, and its picture. Only talking to the Hugging Face hub needs the extra ``hub``.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -38,13 +36,13 @@ def save_pretrained(
 ) -> Path:
     """Write a trained model with its card into a directory, and return the directory.
 
-    The card holds the validation metrics the run logged, and metrics and confusable classes of the test set, which are
-    measured here if the data the model was trained on can be found; it says so where they cannot.
+    The card holds the validation metrics the run logged, and metrics and confusable classes of the test set. These are
+    measured here if the data of the model can be found; the card says so where they cannot.
 
     Args:
         model: a run directory, a ``model.safetensors``, or what ``load_model`` returned.
         directory: where to write; new or empty, or with ``force`` one that holds such a model already.
-        data_dir: where data sets are, as for ``dropmax evaluate``.
+        data_dir: where data sets are.
         repository: the name to show in the card for loading the model; that of the directory by default.
         force: whether files of an earlier call may be replaced; no others ever are.
         trust_code: as for :func:`~dropmax.workbench.training.load_model`.
@@ -61,8 +59,12 @@ def save_pretrained(
     'dropmax'
     """
     place = Path(directory)
-    _make_place(place, force)
-    trained, run = _load(model, trust_code)
+    _check_place(place, force)
+    if isinstance(model, TrainedModel):
+        trained, run = model, None
+    else:
+        path = Path(model)
+        trained, run = load_model(path, trust_code=trust_code), path if path.is_dir() else path.parent
     found = measure(trained, run, data_dir)
     # Everything is made beside its place first, so that a failure leaves no half of a model there.
     with tempfile.TemporaryDirectory(prefix="dropmax-") as scratch:
@@ -96,8 +98,7 @@ def from_pretrained(
         revision: branch, tag or commit of the repository.
         token: of a private repository; huggingface_hub looks for a saved one by default.
         device: where to put the model.
-        trust_code: a model whose network is a class outside dropmax (``package.module:ClassName``) has that module
-            imported, which is refused unless your program imported it before or you say that you trust it.
+        trust_code: as for :func:`~dropmax.workbench.training.load_model`.
 
     >>> from_pretrained("no such place")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -147,12 +148,10 @@ def push_to_hub(
         raise InvalidValue(f"a repository is named owner/name, got {repository!r}")
     if api is None:
         api = optional("huggingface_hub", "hub", "uploading a model").HfApi(token=token)
-    scratch = None
-    try:
-        if not isinstance(model, TrainedModel) and _is_saved(Path(model)):
-            folder = Path(model)
+    with tempfile.TemporaryDirectory(prefix="dropmax-") as scratch:
+        if not isinstance(model, TrainedModel) and all((Path(model) / name).is_file() for name in _FILES[:3]):
+            folder = Path(model)  # saved already
         else:
-            scratch = tempfile.mkdtemp(prefix="dropmax-")
             folder = save_pretrained(
                 model, Path(scratch) / "model", data_dir=data_dir, repository=repository, trust_code=trust_code
             )
@@ -163,34 +162,16 @@ def push_to_hub(
             )
         except Exception as error:
             raise RunError(f"cannot upload to {repository}: {first_line(error)}") from error
-    finally:
-        if scratch is not None:
-            shutil.rmtree(scratch)
     return str(url)
 
 
-def _load(model: TrainedModel | Path | str, trust_code: bool) -> tuple[TrainedModel, Path | None]:
-    """Return the model, and the run directory it came from, if it did."""
-    if isinstance(model, TrainedModel):
-        return model, None
-    path = Path(model)
-    return load_model(path, trust_code=trust_code), path if path.is_dir() else path.parent
-
-
-def _make_place(place: Path, force: bool) -> None:
+def _check_place(place: Path, force: bool) -> None:
     if place.exists() and not place.is_dir():
         raise RunError(f"{place} is not a directory: choose another place")
     there = {path.name for path in place.iterdir()} if place.exists() else set()
-    if not there:
-        return
-    if (place / "environment.json").exists():
+    if "environment.json" in there:
         raise RunError(f"{place} is a run directory: choose another place for the model")
-    if not force:
+    if there and not force:
         raise RunError(f"{place} is not empty: replace the model in it with --force, or choose another place")
-    if there - {*_FILES, ".git", ".gitattributes"}:
-        stranger = sorted(there - {*_FILES, ".git", ".gitattributes"})[0]
-        raise RunError(f"{place} holds {stranger!r}, which is not part of a saved model: choose another place")
-
-
-def _is_saved(path: Path) -> bool:
-    return all((path / name).is_file() for name in _FILES[:3])
+    if strangers := sorted(there - {*_FILES, ".git", ".gitattributes"}):
+        raise RunError(f"{place} holds {strangers[0]!r}, which is not part of a saved model: choose another place")

@@ -21,20 +21,17 @@ from dropmax.heads.masked import MaskedHead
 from dropmax.workbench import style
 from dropmax.workbench.data import Split
 from dropmax.workbench.evaluation import Outputs, predict
-from dropmax.workbench.progress import progress
-from dropmax.workbench.terminal import printable
+from dropmax.workbench.terminal import printable, progress
 from dropmax.workbench.training import RunDirectory, TrainedModel, load_data
 
-__all__ = ["Measured", "draw_figure", "measure", "model_card"]
-
-_COLUMNS = {"error": 100, "top5_error": 100, "nll": 1, "brier": 1, "ece": 100, "aurc": 1}
-_TITLES = {
-    "error": "error %",
-    "top5_error": "top-5 error %",
-    "nll": "NLL",
-    "brier": "Brier",
-    "ece": "ECE %",
-    "aurc": "AURC",
+#: Metrics in the card: their titles, and what they are multiplied by.
+_COLUMNS = {
+    "error": ("error %", 100),
+    "top5_error": ("top-5 error %", 100),
+    "nll": ("NLL", 1),
+    "brier": ("Brier", 1),
+    "ece": ("ECE %", 100),
+    "aurc": ("AURC", 1),
 }
 _MOST_CLASSES = 30  # whose matrix can still be read
 
@@ -78,9 +75,8 @@ def measure(trained: TrainedModel, run: Path | None, data_dir: Path | str | None
 
 
 def _predict(trained: TrainedModel, split: Split, mode: str | None) -> Outputs:
-    with progress(
-        f"measuring on {len(split):,} test examples, mode {mode or 'calibrated'}", len(split), "examples"
-    ) as advance:
+    title = f"measuring on {len(split):,} test examples, mode {mode or 'calibrated'}"
+    with progress(title, len(split), "examples") as advance:
 
         def counted() -> Any:
             for x, y in trained.batches(split):
@@ -138,11 +134,7 @@ def draw_figure(path: Path, trained: TrainedModel, found: Measured) -> bool:
 
 
 def top_pairs(attention: Tensor, count: int) -> list[tuple[int, int, float]]:
-    """Return the pairs (true class, rival, value) of the largest values off the diagonal, largest first.
-
-    >>> top_pairs(torch.tensor([[0.9, 0.2], [0.5, 0.8]]), 1)
-    [(1, 0, 0.5)]
-    """
+    """Return the pairs (true class, rival, value) of the largest values off the diagonal, largest first."""
     rivals = attention.clone().fill_diagonal_(float("nan")).nan_to_num(-1.0)
     values, places = rivals.flatten().topk(min(count, rivals.numel()))
     size = attention.shape[-1]
@@ -152,11 +144,8 @@ def top_pairs(attention: Tensor, count: int) -> list[tuple[int, int, float]]:
 def model_card(trained: TrainedModel, found: Measured, *, repository: str, figure: str | None) -> str:
     """Return the card as Markdown with the header model hubs read.
 
-    Args:
-        trained: the model.
-        found: what was measured of it.
-        repository: what to pass to ``from_pretrained``.
-        figure: name of the picture; without one there is a table of the most confused pairs.
+    ``repository`` is what to pass to ``from_pretrained``; ``figure`` is the name of the picture, without which there is
+    a table of the most confused pairs.
     """
     recipe, head = trained.recipe, trained.model.head
     data = _harmless(Path(recipe.data.name).name)  # of the user's own data, not the path
@@ -181,41 +170,29 @@ def model_card(trained: TrainedModel, found: Measured, *, repository: str, figur
 def _header(trained: TrainedModel, found: Measured, data: str) -> str:
     """Return the YAML header; JSON is YAML, and needs no care about quoting."""
     task = "image-classification" if trained.is_images else "tabular-classification"
-    header: dict[str, Any] = {
-        "library_name": "dropmax",
-        "pipeline_tag": task,
-        "tags": list(dict.fromkeys(["dropmax", trained.recipe.head["name"], trained.recipe.network["name"]])),
-    }
-    results = [
-        {
-            "task": {"type": task},
-            "dataset": {"name": data, "type": data, "split": row["split"]},
-            "metrics": [
-                {"type": name, "name": f"{name} ({row['mode']} prediction)", "value": row[name]}
-                for name in _COLUMNS
-                if name in row
-            ],
-        }
-        for row in found.rows
-    ]
+    head, network = trained.recipe.head["name"], trained.recipe.network["name"]
+    tags = list(dict.fromkeys(["dropmax", head, network]))
+    header: dict[str, Any] = {"library_name": "dropmax", "pipeline_tag": task, "tags": tags}
+    results = []
+    for row in found.rows:
+        kind = f"({row['mode']} prediction)"
+        scores = [{"type": name, "name": f"{name} {kind}", "value": row[name]} for name in _COLUMNS if name in row]
+        dataset = {"name": data, "type": data, "split": row["split"]}
+        results.append({"task": {"type": task}, "dataset": dataset, "metrics": scores})
     if results:
-        header["model-index"] = [{"name": f"{trained.recipe.head['name']} on {data}", "results": results}]
+        header["model-index"] = [{"name": f"{head} on {data}", "results": results}]
     return "\n".join(["---", *(f"{key}: {json.dumps(value)}" for key, value in header.items()), "---"])
 
 
 def _metrics(found: Measured) -> str:
     if not found.rows:
         return f"Nothing was measured: {found.missing or 'this model came without the run that made it'}."
-    columns = [name for name in _COLUMNS if any(name in row for row in found.rows)]
-    lines = [
-        "| split | prediction | examples | " + " | ".join(_TITLES[name] for name in columns) + " |",
-        "|" + "---|" * (3 + len(columns)),
-    ]
+    columns = {name: how for name, how in _COLUMNS.items() if any(name in row for row in found.rows)}
+    rows = [["split", "prediction", "examples", *(title for title, _ in columns.values())]]
     for row in found.rows:
-        shown = [f"{_COLUMNS[name] * row[name]:.4g}" if name in row else "" for name in columns]
-        count = "" if row["examples"] is None else f"{row['examples']:,}"
-        lines.append("| " + " | ".join([row["split"], row["mode"], count, *shown]) + " |")
-    text = "\n".join(lines)
+        shown = [f"{factor * row[name]:.4g}" if name in row else "" for name, (_, factor) in columns.items()]
+        rows.append([row["split"], row["mode"], "" if row["examples"] is None else f"{row['examples']:,}", *shown])
+    text = _table(rows)
     if any(row["split"] == "validation" for row in found.rows):
         text += "\n\nThe validation row is that of the last epoch of training."
     if found.missing:
@@ -233,10 +210,14 @@ def _confusion(trained: TrainedModel, found: Measured, figure: str | None) -> st
     over = f"For the test examples of each class, the {_meaning(trained)}"
     if figure is not None:
         return f"{over}.\n\n![Which classes are confused with which]({figure})"
-    lines = ["| true class | rival | value |", "|---|---|---|"]
     names = [_harmless(name) for name in trained.classes]
-    lines += [f"| {names[i]} | {names[j]} | {value:.3f} |" for i, j, value in top_pairs(found.attention, 10)]
-    return f"{over}; the ten largest.\n\n" + "\n".join(lines)
+    rows = [[names[i], names[j], f"{value:.3f}"] for i, j, value in top_pairs(found.attention, 10)]
+    return f"{over}; the ten largest.\n\n" + _table([["true class", "rival", "value"], *rows])
+
+
+def _table(rows: list[list[str]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
 
 
 def _harmless(name: str) -> str:
@@ -246,11 +227,10 @@ def _harmless(name: str) -> str:
 
 
 def _usage(trained: TrainedModel, repository: str) -> str:
+    shape = (1, *trained.input_shape)
+    inputs = f"torch.zeros({shape})  # your features, as they are"
     if trained.is_images:
-        shape = (1, *trained.input_shape)
         inputs = f"torch.zeros({shape}, dtype=torch.uint8)  # your images, pixels 0 to 255"
-    else:
-        inputs = f"torch.zeros({(1, *trained.input_shape)})  # your features, as they are"
     return f"""```python
 import torch
 from dropmax.workbench.hub import from_pretrained

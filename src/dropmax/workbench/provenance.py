@@ -12,19 +12,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["commit", "provenance", "versions"]
-
 
 def provenance(command: str | None = None, seeds: Sequence[int] = ()) -> dict[str, Any]:
-    """Return what is needed to get the same number again.
-
-    Args:
-        command: what was typed; ``sys.argv`` by default.
-        seeds: of the runs behind the number.
-
-    >>> sorted(provenance("dropmax demo", seeds=[0]))
-    ['command', 'commit', 'date', 'machine', 'seeds', 'versions']
-    """
+    """Return what is needed to get the same number again; ``command`` is what was typed, ``sys.argv`` by default."""
     import torch
 
     return {
@@ -44,21 +34,13 @@ def provenance(command: str | None = None, seeds: Sequence[int] = ()) -> dict[st
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that decide a result.
-
-    >>> "torch" in versions()
-    True
-    """
+    """Return the versions of Python and of the packages that decide a result."""
     packages = ("dropmax", "torch", "numpy", "safetensors", "pillow")
     return {"python": platform.python_version(), **{package: metadata.version(package) for package in packages}}
 
 
 def commit() -> str | None:
-    """Return the git commit of this source tree, with ``-dirty`` where it has changes; None outside a checkout.
-
-    >>> commit() is None or len(commit()) >= 40
-    True
-    """
+    """Return the git commit of this source tree, with ``-dirty`` where it has changes; None outside a checkout."""
     here = Path(__file__).resolve()
     root = next((parent for parent in here.parents if (parent / ".git").exists()), None)
     # Installed into another project's checkout (a .venv inside a project, say), that commit would not be ours.
@@ -73,9 +55,8 @@ def commit() -> str | None:
 
 
 def _git(root: Path, *arguments: str) -> str:
-    return subprocess.run(
-        ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True, timeout=10
-    ).stdout.strip()
+    command = ["git", "-C", str(root), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
 
 def _processor() -> str:

@@ -13,33 +13,6 @@ import numpy as np
 from dropmax.errors import optional
 from dropmax.workbench.files import write_atomically
 
-__all__ = [
-    "BLUE",
-    "COLUMN",
-    "FORMATS",
-    "GREY",
-    "LOOKS",
-    "MASKS",
-    "ORANGE",
-    "PAGE",
-    "PALE",
-    "RED",
-    "TRUTH",
-    "band",
-    "bare",
-    "class_ticks",
-    "encode",
-    "image",
-    "look",
-    "mark_answers",
-    "outlined",
-    "panel",
-    "plain",
-    "profile_colours",
-    "pyplot",
-    "save",
-]
-
 #: Okabe & Ito's palette; blue is dark and orange light when printed grey.
 BLUE, ORANGE, TRUTH, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#8C8C8C"
 PALE = "#B8CFE0"  #: bars of classes that are neither the truth nor an answer
@@ -83,11 +56,7 @@ _SETTINGS: dict[Any, Any] = {
 
 
 def look(place: int) -> tuple[str, Any]:
-    """Return colour and line style of the method at a place among others; after eight they come again.
-
-    >>> look(1) == look(9)
-    True
-    """
+    """Return colour and line style of the method at a place among others; after eight they come again."""
     return LOOKS[place % len(LOOKS)]
 
 
@@ -161,11 +130,7 @@ def class_ticks(axes: Any, classes: Iterable[str], *, both: bool = False) -> Non
 
 
 def profile_colours(classes: Iterable[int], truth: int, rival: int) -> list[str]:
-    """Return the colour of each class's bar: the truth, the rival or wrong answer, and all others pale.
-
-    >>> profile_colours(range(3), truth=1, rival=2) == [PALE, TRUTH, RED]
-    True
-    """
+    """Return the colour of each class's bar: the truth, the rival or wrong answer, and all others pale."""
     return [TRUTH if k == truth else RED if k == rival else PALE for k in classes]
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import lzma
+import math
 import time
 from collections.abc import Callable
 from importlib import resources
@@ -11,10 +12,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from dropmax.errors import DataError, InvalidValue
 from dropmax.workbench.data import load
-from dropmax.workbench.data.mnist import FILES, choose_embedded, embedded_digits, find_mnist, read_idx, read_mnist
+from dropmax.workbench.data.mnist import (
+    FILES,
+    as_mnist,
+    choose_embedded,
+    embedded_digits,
+    find_mnist,
+    read_idx,
+    read_mnist,
+)
 from tests.workbench.data.layouts import idx_bytes
 
 # Printed by tools/make_embedded_mnist.py.
@@ -156,3 +167,156 @@ def test_the_rule_on_the_real_files(real: Callable[[str], Path]) -> None:
     data = load("mnist", data_dir=real("mnist"))
     assert [len(data.train), len(data.validation), len(data.test)] == [55_000, 5000, 10_000]
     assert data.mean[0] == pytest.approx(0.1307, abs=0.0005)
+
+
+IMAGES = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
+LABELS = np.array([7, 2, 1], np.uint8)
+
+
+@pytest.mark.parametrize("array", [IMAGES, LABELS], ids=["images", "labels"])
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gz"])
+@pytest.mark.parametrize("name", ["file", "file.gz"])  # a browser may unpack a .gz and keep its name
+def test_reads_what_was_written(tmp_path: Path, array: np.ndarray, packed: bool, name: str) -> None:
+    content = idx_bytes(array)
+    (tmp_path / name).write_bytes(gzip.compress(content, mtime=0) if packed else content)
+    read = read_idx(tmp_path / name, array.ndim)
+    assert read.dtype == np.uint8
+    assert np.array_equal(read, array)
+    assert read.flags.writeable
+
+
+BOMB = idx_bytes(LABELS)[:4] + (2**32 - 1).to_bytes(4, "big")
+
+
+@pytest.mark.parametrize(
+    ("content", "dimensions", "says"),
+    [
+        (b"", 1, "is empty"),
+        (b"\0\0", 1, "too short"),
+        (b"<html>not found</html>", 1, "is not an idx file of bytes: it starts with 3c 68 74 6d"),
+        (b"\0\0\x0d\x01" + bytes(8), 1, "is not an idx file of bytes"),
+        (idx_bytes(LABELS), 3, r"holds labels \(1 dimension\) where images \(3 dimensions\) were expected"),
+        (idx_bytes(IMAGES), 1, r"holds images \(3 dimensions\) where labels"),
+        (idx_bytes(LABELS)[:6], 1, "is cut short"),
+        (idx_bytes(LABELS)[:-1], 1, "fewer bytes than the 3 its header promises"),
+        (idx_bytes(LABELS) + b"\0", 1, "more bytes than the 3 its header promises"),
+        (idx_bytes(LABELS[:0]), 1, "holds nothing"),
+        (BOMB, 1, "promises more bytes than the file can hold"),
+        (gzip.compress(BOMB, mtime=0), 1, "promises more bytes than the file can hold"),
+        (gzip.compress(idx_bytes(IMAGES), mtime=0)[:-12], 3, "the gzip stream ends early"),
+        (gzip.compress(b"something else", mtime=0), 3, "is not an idx file"),
+        (b"\x1f\x8bnonsense that follows", 3, "cannot be read as an idx file"),
+        (gzip.compress(idx_bytes(LABELS) + bytes(10_000_000), mtime=0), 1, "more bytes than the 3"),
+    ],
+)
+def test_says_what_is_wrong(tmp_path: Path, content: bytes, dimensions: int, says: str) -> None:
+    path = tmp_path / "culprit-ubyte"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=says) as caught:
+        read_idx(path, dimensions)
+    assert "culprit-ubyte" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_directory_or_nothing_is_said_so(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(DataError, match="cannot be read as an idx file"):
+            read_idx(path, 1)
+
+
+@given(st.booleans(), st.integers(0, 60), st.lists(st.tuples(st.integers(0, 59), st.integers(0, 255)), max_size=4))
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_corrupted_file_reads_or_is_a_data_error(
+    tmp_path: Path, packed: bool, length: int, changes: list[tuple[int, int]]
+) -> None:
+    content = bytearray(gzip.compress(idx_bytes(IMAGES), mtime=0) if packed else idx_bytes(IMAGES))[:length]
+    for place, value in changes:
+        if place < len(content):
+            content[place] = value
+    path = tmp_path / "corrupted"
+    path.write_bytes(content)
+    try:
+        array = read_idx(path, 3)
+    except DataError:
+        return
+    assert array.ndim == 3
+    assert array.size <= 1032 * len(content)
+
+
+def by_loops(ink: np.ndarray) -> list[list[int]]:
+    """The definition, pixel by pixel: no matrices, no slices."""
+    dark = [(i, j) for i in range(len(ink)) for j in range(len(ink[0])) if ink[i][j] >= 32]
+    top, bottom = min(i for i, _ in dark), max(i for i, _ in dark) + 1
+    left, right = min(j for _, j in dark), max(j for _, j in dark) + 1
+    tall, wide = bottom - top, right - left
+    height = max(1, math.floor(20 * tall / max(tall, wide) + 0.5))
+    width = max(1, math.floor(20 * wide / max(tall, wide) + 0.5))
+    small = [[0.0] * width for _ in range(height)]
+    for a in range(height):
+        for b in range(width):
+            y0, y1 = a * tall / height, (a + 1) * tall / height
+            x0, x1 = b * wide / width, (b + 1) * wide / width
+            total = 0.0
+            for i in range(math.floor(y0), min(tall, math.ceil(y1))):
+                for j in range(math.floor(x0), min(wide, math.ceil(x1))):
+                    area = max(0.0, min(y1, i + 1) - max(y0, i)) * max(0.0, min(x1, j + 1) - max(x0, j))
+                    total += area * float(ink[top + i][left + j])
+            small[a][b] = total / ((y1 - y0) * (x1 - x0))
+    mass = sum(map(sum, small))
+    down = sum(a * v for a, row in enumerate(small) for v in row) / mass
+    across = sum(b * v for row in small for b, v in enumerate(row)) / mass
+    row0 = min(max(0, math.ceil(13.5 - down - 1e-9)), 28 - height)
+    column0 = min(max(0, math.ceil(13.5 - across - 1e-9)), 28 - width)
+    digit = [[0] * 28 for _ in range(28)]
+    for a in range(height):
+        for b in range(width):
+            digit[row0 + a][column0 + b] = math.floor(small[a][b] + 0.5)
+    return digit
+
+
+@st.composite
+def drawings(draw: st.DrawFn) -> np.ndarray:
+    height, width = draw(st.integers(1, 50)), draw(st.integers(1, 50))
+    ink = np.zeros((height, width), np.uint8)
+    for _ in range(draw(st.integers(1, 4))):
+        i, j = draw(st.integers(0, height - 1)), draw(st.integers(0, width - 1))
+        ink[i : i + draw(st.integers(1, 30)), j : j + draw(st.integers(1, 30))] = draw(st.integers(0, 255))
+    ink[draw(st.integers(0, height - 1)), draw(st.integers(0, width - 1))] = draw(st.integers(32, 255))
+    return ink
+
+
+@given(drawings())
+def test_it_is_what_the_definition_says(ink: np.ndarray) -> None:
+    # One grey level of room: a value of k + 1/2 may be rounded either way.
+    assert np.abs(as_mnist(ink).astype(int) - np.array(by_loops(ink))).max() <= 1
+
+
+@given(drawings())
+def test_a_digit_fills_twenty_pixels_about_its_centre_of_mass(ink: np.ndarray) -> None:
+    digit = as_mnist(ink).astype(float)
+    assert digit.shape == (28, 28)
+    for axis in (0, 1):
+        mass = digit.sum(axis)
+        filled = np.flatnonzero(mass)
+        assert filled[-1] - filled[0] < 20
+        centre = mass @ np.arange(28) / mass.sum()
+        # In [13.5, 14.5) but for the rounding of grey levels, unless the shape met the edge.
+        assert 13.25 <= centre <= 14.75 or filled[0] == 0 or filled[-1] == 27
+
+
+def test_real_digits_drawn_ten_times_larger_come_back_as_they_were() -> None:
+    digits = load("mnist-1k").test.inputs[:100, 0].numpy()
+    compared = 0
+    for digit in digits:
+        rows, columns = np.flatnonzero(digit.any(1)), np.flatnonzero(digit.any(0))
+        solid = (digit >= 32).any(1).sum() == len(rows) == 20 and (digit >= 32).any(0).sum() == len(columns)
+        if solid:  # no faint rim that the bounding box would leave out
+            compared += 1
+            np.testing.assert_array_equal(as_mnist(np.kron(digit, np.ones((10, 10), np.uint8))), digit)
+    assert compared > 40
+
+
+@pytest.mark.parametrize("shade", [0, 31])
+def test_no_ink_is_refused(shade: int) -> None:
+    with pytest.raises(DataError, match="nothing drawn"):
+        as_mnist(np.full((280, 280), shade, np.uint8))

@@ -14,7 +14,7 @@ from torch import nn
 from dropmax.errors import DropMaxError, InvalidType, InvalidValue
 from dropmax.heads import HEADS, make_head
 from dropmax.workbench.networks import MLP, BasicBlock, CifarResNet, LeNet, ResNet, SmallCNN, TutorialCNN
-from dropmax.workbench.networks.initialise import initialise_head
+from dropmax.workbench.networks.common import initialise_head
 
 torch.set_num_threads(1)
 

@@ -22,7 +22,7 @@ from dropmax.errors import DropMaxError, InvalidValue, RunError
 from dropmax.workbench.evaluation import predict
 from dropmax.workbench.recipes import Recipe, load_recipe
 from dropmax.workbench.training import RunDirectory, load_data, load_model, resume, train
-from dropmax.workbench.training import optimizer as optimizer_
+from dropmax.workbench.training import session as session_
 from dropmax.workbench.training.session import Session
 from tests.close import close
 
@@ -313,14 +313,14 @@ def test_weights_that_vanish_end_at_zero_and_not_in_slow_subnormal_numbers() -> 
             optimizer.step()
         least.append(float(weight.detach()[0].abs()))
         others = weight.detach()[1].clone(), optimizer.state[weight]["exp_avg"][1].clone()
-        optimizer_.flush_subnormals(optimizer)
+        session_.flush_subnormals(optimizer)
         assert others == (weight.detach()[1], optimizer.state[weight]["exp_avg"][1])
-    assert any(0 < x < optimizer_.SMALLEST for x in least), "nothing vanished: the test tests nothing"
+    assert any(0 < x < session_.SMALLEST for x in least), "nothing vanished: the test tests nothing"
     assert [float(x[0]) for x in (weight.detach(), optimizer.state[weight]["exp_avg"])] == [0, 0]
 
 
 def test_every_epoch_flushes_subnormals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimizer_, "SMALLEST", 1e-3)
+    monkeypatch.setattr(session_, "SMALLEST", 1e-3)
     train(small(), tmp_path / "run", quiet=True)
     weights = load_model(tmp_path / "run").model.state_dict()
     assert not any(((x != 0) & (x.abs() < 1e-3)).any() for x in weights.values())

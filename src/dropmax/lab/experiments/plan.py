@@ -18,7 +18,7 @@ from dropmax.errors import InvalidValue, RunError, check_choice
 from dropmax.imports import plain_name
 from dropmax.lab.experiments.paper import ROWS
 from dropmax.workbench.data import NAMES
-from dropmax.workbench.data.functions import import_data, is_function, read_function
+from dropmax.workbench.data.loading import import_data, is_function, read_function
 from dropmax.workbench.recipes import Recipe, is_known, load_recipe, recipe_for, recipe_from_dict
 
 __all__ = ["TUNING_SEED", "Group", "Job", "Plan", "plan_table"]

@@ -19,8 +19,8 @@ from dropmax.lab.experiments.store import Store
 from dropmax.lab.experiments.tables import write_tables
 from dropmax.lab.statistics import require_scipy
 from dropmax.workbench.data import Dataset
-from dropmax.workbench.progress import Status
 from dropmax.workbench.recipes import DataOptions, Recipe
+from dropmax.workbench.terminal import Status
 
 __all__ = ["Outcome", "Progress", "estimate_seconds", "reproduce"]
 

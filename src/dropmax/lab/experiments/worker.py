@@ -24,7 +24,7 @@ import filelock
 from dropmax.errors import DataError, DropMaxError, MissingDependency, RunError
 from dropmax.lab.experiments.plan import Job
 from dropmax.lab.experiments.records import RunRecord, about, failure
-from dropmax.workbench.data.functions import import_data, is_function
+from dropmax.workbench.data.loading import import_data, is_function
 from dropmax.workbench.files import CannotWrite
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from dropmax.errors import DataError, DropMaxError
 from dropmax.lab import images
 from dropmax.lab.explorer.guard import Guard, Uploads, polite
 from dropmax.lab.explorer.model import SENTENCE, Explorer, shown_name
-from dropmax.workbench.data.handwriting import as_mnist
+from dropmax.workbench.data.mnist import as_mnist
 
 __all__ = ["create_app"]
 

@@ -21,9 +21,9 @@ from dropmax.lab.images import Originals
 from dropmax.workbench.data import Split
 from dropmax.workbench.data.images import centre_crop
 from dropmax.workbench.evaluation import Outputs, answer, predict
-from dropmax.workbench.progress import progress
+from dropmax.workbench.terminal import progress
 from dropmax.workbench.training import TrainedModel, load_data, load_model
-from dropmax.workbench.training.source import data_place
+from dropmax.workbench.training.rundir import data_place
 
 __all__ = ["Explorer", "shown_name"]
 

@@ -23,10 +23,10 @@ from dropmax.lab.experiments.study import flattened
 from dropmax.workbench.data import Dataset, Split
 from dropmax.workbench.data.images import centre_crop
 from dropmax.workbench.evaluation import Outputs, answer
-from dropmax.workbench.progress import progress
 from dropmax.workbench.recipes import DataOptions, Recipe
+from dropmax.workbench.terminal import progress
 from dropmax.workbench.training import RunDirectory, TrainedModel, load_data, load_model
-from dropmax.workbench.training.source import data_place
+from dropmax.workbench.training.rundir import data_place
 
 if TYPE_CHECKING:
     from dropmax.lab.figures.recording import Recording

@@ -20,7 +20,7 @@ from dropmax.lab.figures.runs import NotDrawable, Run, Subject, picture
 from dropmax.lab.images import Originals
 from dropmax.workbench import style
 from dropmax.workbench.evaluation import answer
-from dropmax.workbench.training.source import data_place
+from dropmax.workbench.training.rundir import data_place
 
 __all__ = ["chart", "classes_section", "disagreements", "hardest", "hardest_section", "inline"]
 

@@ -12,8 +12,6 @@ from dropmax.errors import InvalidValue, check_choice
 from dropmax.workbench.data.dataset import Split
 from dropmax.workbench.data.images import centre_crop
 
-__all__ = ["Augment", "Batches", "crop_and_flip", "normalise"]
-
 Augment = Literal["none", "crop-flip", "resize-crop-flip"]
 PADDING = 4
 
@@ -42,12 +40,7 @@ def normalise(
 def crop_and_flip(
     images: torch.Tensor, top: torch.Tensor, left: torch.Tensor, flip: torch.Tensor, height: int, width: int
 ) -> torch.Tensor:
-    """Cut a window from each image at its own place, and mirror those of ``flip`` from left to right.
-
-    Equals, without the loop over images::
-
-        crops = [x[:, t : t + height, l : l + width] for x, t, l in zip(images, top, left)]
-        torch.stack([x.flip(2) if f else x for x, f in zip(crops, flip)])
+    """Cut ``x[:, t : t + height, l : l + width]`` from each image, and mirror those of ``flip`` from left to right.
 
     >>> image = torch.arange(9, dtype=torch.uint8).view(1, 1, 3, 3)
     >>> crop_and_flip(image, torch.tensor([1]), torch.tensor([0]), torch.tensor([True]), 2, 2)
@@ -72,11 +65,10 @@ class Batches:
     Args:
         split: what to draw from.
         batch_size: rows per batch, over all ranks together.
-        mean: what :func:`normalise` subtracts, for example ``dataset.mean``.
-        std: what it divides by, for example ``dataset.std``.
-        augment: "none"; "crop-flip", which pads by 4 black pixels, crops at random and mirrors half the images; or
-            "resize-crop-flip", which crops at random from images stored larger than ``split.crop``, and mirrors.
-            Without augmentation such images are cropped at their centre.
+        mean, std: what :func:`normalise` takes, for example those of the data set.
+        augment: "none"; "crop-flip" pads by 4 black pixels, crops at random and mirrors half the images;
+            "resize-crop-flip" crops at random from images stored larger than ``split.crop``, and mirrors. Without
+            augmentation such images are cropped at their centre.
         shuffle: whether to go in random order.
         generator: where random numbers come from; the global generator of torch by default.
         device: where batches go.
@@ -117,9 +109,8 @@ class Batches:
     def of_rank(self, rank: int, world_size: int) -> Batches:
         """Take only the slice of each batch that belongs to one of several processes; returns these batches.
 
-        Every rank draws the same order, so the slices of all ranks together are the batch of a single process, and all
-        ranks get equally many batches; slices of a last batch that is not full differ by at most one row, and can be
-        empty. ``world_size`` must divide the batch size.
+        Every rank draws the same order, so all slices together are the batch of a single process. Those of a last batch
+        that is not full differ by at most one row, and can be empty. ``world_size`` must divide the batch size.
         """
         if not 0 <= rank < world_size:
             raise InvalidValue(f"rank must be 0 to world_size - 1 = {world_size - 1}, not {rank}")
@@ -151,16 +142,12 @@ class Batches:
         """Draw every image's window and mirroring for an epoch, in one go and moved to the device in one go."""
         if self.augment == "none":
             return []
-        crop = self.split.crop
-        rows, columns = self.split.inputs.shape[2:]
-        if self.augment == "resize-crop-flip" and crop is not None:
-            spare_rows, spare_columns = rows - crop, columns - crop
-        else:
-            spare_rows = spare_columns = 2 * PADDING
-        top = torch.randint(spare_rows + 1, (count,), generator=self.generator)
-        left = torch.randint(spare_columns + 1, (count,), generator=self.generator)
+        spare = [2 * PADDING, 2 * PADDING]
+        if self.augment == "resize-crop-flip" and self.split.crop is not None:
+            spare = [side - self.split.crop for side in self.split.inputs.shape[2:]]
+        top, left = (torch.randint(most + 1, (count,), generator=self.generator) for most in spare)
         flip = torch.rand(count, generator=self.generator) < 0.5
-        return [top.to(self.device), left.to(self.device), flip.to(self.device)]
+        return [place.to(self.device) for place in (top, left, flip)]
 
     def _window(self, images: torch.Tensor, places: list[torch.Tensor]) -> torch.Tensor:
         _, height, width = self.split.input_shape

@@ -13,8 +13,6 @@ from dropmax.errors import DataError, unknown
 from dropmax.workbench.data.mnist import FILES as MNIST_FILES
 from dropmax.workbench.data.mnist import find_mnist
 
-__all__ = ["NAMES", "SOURCES", "Download", "Known", "Source", "cache_directory", "data_directory", "find", "source_of"]
-
 
 @dataclass(frozen=True)
 class Download:
@@ -54,6 +52,7 @@ _MNIST = {
     "t10k-labels-idx1-ubyte.gz": (4_542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
 }
 _MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
+_AWA2 = "https://cvml.ista.ac.at/AwA2/AwA2-data.zip"
 _CUB = "https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz?download=1"
 _BATCHES = tuple(f"data_batch_{n}.bin" for n in range(1, 6))
 _GIGABYTE = 10**9
@@ -98,14 +97,7 @@ SOURCES: dict[str, Source] = {
     "awa2": Source(
         ("Animals_with_Attributes2", "AWA2", "."),
         ("JPEGImages",),
-        (
-            Download(
-                "AwA2-data.zip",
-                ("https://cvml.ista.ac.at/AwA2/AwA2-data.zip",),
-                None,
-                "md5:eaa27cf799d5cf55af372356d7281b5e",
-            ),
-        ),
+        (Download("AwA2-data.zip", (_AWA2,), None, "md5:eaa27cf799d5cf55af372356d7281b5e"),),
         20 * _GIGABYTE,
     ),
 }
@@ -146,9 +138,9 @@ def cache_folder(kind: str) -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         yield folder
     except OSError as error:
+        why = error.strerror or error
         raise DataError(
-            f"the cache {folder} cannot be used ({error.strerror or error}): "
-            "name a directory you can write to in DROPMAX_CACHE"
+            f"the cache {folder} cannot be used ({why}): name a directory you can write to in DROPMAX_CACHE"
         ) from error
 
 

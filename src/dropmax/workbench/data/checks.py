@@ -1,4 +1,4 @@
-"""Looking over what is there: which sets are present, and whether their files are whole and sound."""
+"""Which sets are there, and whether their files are whole and sound: ``dropmax data list`` and ``check``."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from typing import Literal
 import numpy as np
 
 from dropmax.errors import DataError, DropMaxError
-from dropmax.workbench.data.catalogue import NAMES, SOURCES, Known, data_directory, find, source_of
+from dropmax.workbench.data.catalogue import NAMES, SOURCES, data_directory, find, source_of
 from dropmax.workbench.data.cifar import read_records
+from dropmax.workbench.data.images import open_header
 from dropmax.workbench.data.loading import list_images, load
 from dropmax.workbench.data.mnist import FILES as MNIST_FILES
 from dropmax.workbench.data.mnist import embedded_digits, find_mnist, read_idx
-
-__all__ = ["Finding", "Held", "check", "inventory"]
 
 # SHA-256 of the unpacked idx files; packing the same file again gives another .gz.
 MNIST_CONTENT = {
@@ -41,7 +40,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Held:
-    """A line of the inventory: a known set, its usual sizes, where it was found, and what is missing from there."""
+    """A line of the inventory: a known set, its usual sizes, where it was found, and what is missing there."""
 
     name: str
     classes: int
@@ -59,14 +58,15 @@ def inventory(data_dir: str | os.PathLike[str] | None = None) -> list[Held]:
     >>> [held.name for held in inventory("no such directory") if held.found]
     ['mnist-1k', 'mnist-5k']
     """
-
-    def line(name: str, known: Known) -> Held:
-        if known.source is None:
-            return Held(name, known.classes, *known.sizes, "inside the package", (), known.about)
-        place, missing = find(known.source, data_directory(data_dir))
-        return Held(name, known.classes, *known.sizes, None if place is None else str(place), missing, known.about)
-
-    return [line(name, known) for name, known in NAMES.items()]
+    held = []
+    for name, known in NAMES.items():
+        found: str | None = "inside the package"
+        missing: tuple[str, ...] = ()
+        if known.source is not None:
+            place, missing = find(known.source, data_directory(data_dir))
+            found = None if place is None else str(place)
+        held.append(Held(name, known.classes, *known.sizes, found, missing, known.about))
+    return held
 
 
 def check(name_or_path: str | os.PathLike[str], data_dir: str | os.PathLike[str] | None = None) -> list[Finding]:
@@ -145,8 +145,6 @@ def _cifar(path: Path, columns: tuple[int, ...], official: int) -> str:
 
 
 def _images(source: str, place: Path) -> list[Finding]:
-    from dropmax.workbench.data.images import open_header
-
     try:
         listing = list_images(source, place)
     except DataError as error:

@@ -8,10 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dropmax.errors import DataError
+from dropmax.workbench.data.dataset import Part, Parts
 from dropmax.workbench.data.labels import read_lines
-from dropmax.workbench.data.splits import Part, Parts
-
-__all__ = ["read_cifar10", "read_cifar100", "read_records"]
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _PICKLES = {"cifar-10": "cifar-10-batches-py", "cifar-100": "cifar-100-python"}

@@ -11,14 +11,11 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from dropmax.errors import DataError
-from dropmax.workbench.data.dataset import spell
+from dropmax.workbench.data.dataset import TEST_SEED, Part, Parts, balanced_subset, spell
 from dropmax.workbench.data.images import DEFAULT_IMAGE_SIZE, SUFFIXES, decoded, short_sides, stored_size
 from dropmax.workbench.data.labels import read_lines
-from dropmax.workbench.data.splits import TEST_SEED, Part, Parts, balanced_subset
 
-__all__ = ["Listing", "list_awa", "list_awa2", "list_cub", "list_folder", "read_listing"]
-
-_VALIDATION = ("val", "validation")
+_PARTS = ("train", "validation", "test")
 AWA_TEST_A_CLASS = 50
 AWA_IMAGES = 30_475
 
@@ -29,8 +26,8 @@ class Listing:
 
     root: Path
     classes: tuple[str, ...]
-    files: dict[str, list[Path]] = field(default_factory=lambda: {"train": [], "validation": [], "test": []})
-    labels: dict[str, list[int]] = field(default_factory=lambda: {"train": [], "validation": [], "test": []})
+    files: dict[str, list[Path]] = field(default_factory=lambda: {part: [] for part in _PARTS})
+    labels: dict[str, list[int]] = field(default_factory=lambda: {part: [] for part in _PARTS})
     notes: list[str] = field(default_factory=list)
 
     def add(self, part: str, path: Path, label: int) -> None:
@@ -59,7 +56,6 @@ def read_listing(listing: Listing, image_size: int | None = None) -> Parts:
 
 
 def _enlarged(files: Sequence[Path], crop: int, is_default: bool) -> list[str]:
-    """Say so if images are smaller than what the network sees."""
     sides = short_sides(files)
     small = [side for side in sides if side < crop]
     if not small:
@@ -73,18 +69,15 @@ def _enlarged(files: Sequence[Path], crop: int, is_default: bool) -> list[str]:
 def list_folder(root: Path, known: Sequence[str] = ()) -> Listing:
     """List ``root/<class>/*.jpg``, or ``root/{train,val,test}/<class>/*.jpg`` where ``root/train`` exists.
 
-    Files are taken in the order of their names, at any depth below their class. Hidden files are passed over; other
-    files that are not images by their suffix are counted in a note. Where the classes are ``known``, fewer folders
-    than two will do: the images are to be answered, not learnt from.
+    Images are in the order of their names, at any depth below their class; hidden files are passed over, and others
+    noted. With ``known`` classes one folder will do: its images are to be answered, not learnt from.
     """
     folders = {path.name: path for path in _folders(root)}
     parts = {"train": root}
     if "train" in folders:
-        parts = {"train": folders["train"]}
-        for part, spellings in (("validation", _VALIDATION), ("test", ("test",))):
-            present = [folders[name] for name in spellings if name in folders]
-            if present:
-                parts[part] = present[0]
+        if "val" in folders:
+            folders["validation"] = folders["val"]
+        parts = {part: folders[part] for part in _PARTS if part in folders}
     classes = tuple(path.name for path in _folders(parts["train"]))
     if not classes:
         raise DataError(
@@ -117,8 +110,7 @@ def list_folder(root: Path, known: Sequence[str] = ()) -> Listing:
 def list_awa(folder: Path) -> Listing:
     """List the first release of Animals with Attributes, which has the layout of :func:`list_awa2`.
 
-    AWA2 shows the same animals in other images, whose names have five digits (``antelope_10001.jpg``) where the first
-    release has four. They are refused: their numbers are not comparable with the paper's.
+    AWA2, whose images have names with five digits instead of four, is refused: its numbers are not the paper's.
     """
     listing = list_awa2(folder)
     files = [path for part in listing.files.values() for path in part]

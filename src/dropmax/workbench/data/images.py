@@ -23,23 +23,7 @@ from dropmax.errors import DataError, InvalidValue
 from dropmax.workbench.data.catalogue import cache_folder
 from dropmax.workbench.data.labels import digest
 from dropmax.workbench.files import write_atomically
-from dropmax.workbench.progress import progress
-
-__all__ = [
-    "DEFAULT_IMAGE_SIZE",
-    "SUFFIXES",
-    "as_input",
-    "centre_crop",
-    "content_key",
-    "decode",
-    "decoded",
-    "has_too_many_passes",
-    "open_image",
-    "short_sides",
-    "square",
-    "stored_size",
-    "to_rgb",
-]
+from dropmax.workbench.terminal import progress
 
 _Result = TypeVar("_Result")
 
@@ -55,11 +39,7 @@ _CHUNK = 64  # files per task: with one file per task, queues would cost more th
 
 
 def stored_size(image_size: int) -> int:
-    """Return the side images are stored at for a network that sees ``image_size``: 72/64 of it, to crop from.
-
-    >>> stored_size(64), stored_size(224)
-    (72, 252)
-    """
+    """Return the side images are stored at for a network that sees ``image_size``: 72/64 of it, to crop from."""
     if not 8 <= image_size <= 2048:
         raise InvalidValue(f"image_size must be 8 to 2048 pixels, not {image_size}")
     return round(image_size * 72 / 64)
@@ -109,11 +89,7 @@ def square(opened: Image.Image, size: int) -> NDArray[np.uint8]:
 
 
 def as_input(pixels: NDArray[np.uint8], input_shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Return a decoded square (3, size, size) as the input (C, H, W) of a network: grey for C = 1, and cropped.
-
-    >>> as_input(np.full((3, 72, 72), 9, np.uint8), (1, 64, 64)).shape
-    (1, 64, 64)
-    """
+    """Return a decoded square (3, size, size) as the input (C, H, W) of a network: grey for C = 1, and cropped."""
     channels, height, width = input_shape
     if channels == 1:
         luma = np.array([0.299, 0.587, 0.114], np.float32).reshape(3, 1, 1)
@@ -123,12 +99,7 @@ def as_input(pixels: NDArray[np.uint8], input_shape: tuple[int, ...]) -> NDArray
 
 
 def centre_crop(images: Any, height: int, width: int) -> Any:
-    """Return the middle (..., height, width) of arrays or tensors (..., H, W).
-
-    >>> centre_crop(np.arange(16).reshape(4, 4), 2, 2)
-    array([[ 5,  6],
-           [ 9, 10]])
-    """
+    """Return the middle (..., height, width) of arrays or tensors (..., H, W)."""
     top, left = (images.shape[-2] - height) // 2, (images.shape[-1] - width) // 2
     return images[..., top : top + height, left : left + width]
 
@@ -164,9 +135,6 @@ def has_too_many_passes(content: bytes, pixels: int) -> bool:
 
     A progressive JPEG refines its picture some ten times, each time with a scan (marker FF DA) of its own. A file of
     some kilobytes can ask for thousands of empty ones, which take minutes. No sound data holds FF DA but as a marker.
-
-    >>> [has_too_many_passes(scans * bytes([0xFF, 0xDA]), pixels=10**7) for scans in (10, 10_000)]
-    [False, True]
     """
     return content.count(b"\xff\xda") * pixels > 16 * MOST_PIXELS
 
@@ -190,8 +158,7 @@ def decoded(files: Sequence[Path], root: Path, size: int) -> NDArray[np.uint8]:
     """Return the images of ``files`` as one memory-mapped array (N, 3, size, size), decoding them where not cached.
 
     The cache file is named by a SHA-256 over the names (relative to ``root``) and bytes of all files, the size and
-    the versions of this decoder and of Pillow. So that later runs need not read every file, the content's hash is
-    itself remembered under the files' names, sizes and modification times.
+    the versions of this decoder and of Pillow.
     """
     key = hashlib.sha256(f"{content_key(files, root)} {size} {DECODER} {PIL.__version__}".encode()).hexdigest()
     shape = (len(files), 3, size, size)
@@ -241,10 +208,7 @@ def _decode_into(cache: Path, files: Sequence[Path], shape: tuple[int, ...]) -> 
 
 
 def _in_chunks(work: Callable[[int], _Result], count: int, verb: str) -> Iterator[_Result]:
-    """Yield ``work(start)`` for each chunk of so many images, computed in threads, and show the progress.
-
-    Threads, not processes: Pillow decodes and resizes outside Python's lock.
-    """
+    """Yield ``work(start)`` for each chunk of so many images, in threads: Pillow works outside Python's lock."""
     pool = ThreadPoolExecutor(os.cpu_count() or 1)
     try:
         with progress(f"{verb} {count:,} images, once", count, "images") as advance:
@@ -257,10 +221,7 @@ def _in_chunks(work: Callable[[int], _Result], count: int, verb: str) -> Iterato
 
 
 def content_key(files: Sequence[Path], root: Path) -> str:
-    """Return a SHA-256 over the names (relative to ``root``) and bytes of all files.
-
-    It is remembered in the cache, under the names, sizes and times of the files.
-    """
+    """Return a SHA-256 over the names and bytes of all files, remembered under their names, sizes and times."""
     prefix = root.as_posix()
     names = [path.as_posix().removeprefix(prefix) for path in files]
     seen = hashlib.sha256(os.fsencode(os.path.abspath(root)))

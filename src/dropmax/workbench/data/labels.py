@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from dropmax.errors import DataError, did_you_mean
 from dropmax.workbench.data.dataset import spell
 
-__all__ = ["as_labels", "digest", "encode", "encode_as", "not_text", "read_lines", "refuse_bomb", "refuse_long"]
-
 _LONGEST_LABEL = 255
 # What a file may unpack to: this many bytes whatever its size, or beyond that, this many times its size. Tables that
 # are mostly zeros pack better, and must then be stored unpacked: a bomb looks the same from outside.
@@ -22,11 +20,7 @@ _ALWAYS, _TIMES = 1 << 24, 100
 
 
 def as_labels(path: Path, name: str, values: NDArray[Any]) -> NDArray[Any]:
-    """Return labels as int64 or strings; refuse anything but one whole number or name per row.
-
-    >>> as_labels(Path("mine.npz"), "y", np.array([0.0, 2.0]))
-    array([0, 2])
-    """
+    """Return labels as int64 or strings; refuse anything but one whole number or name per row."""
     kind = values.dtype.kind
     if values.ndim != 1 or kind not in "biufU":
         raise DataError(
@@ -45,11 +39,7 @@ def as_labels(path: Path, name: str, values: NDArray[Any]) -> NDArray[Any]:
 def encode(
     path: Path, labels: dict[str, NDArray[Any]], named: NDArray[Any] | None = None
 ) -> tuple[tuple[str, ...], dict[str, NDArray[np.int64]]]:
-    """Number the classes: as ``named`` lists them, or else the distinct training labels in sorted order.
-
-    >>> encode(Path("mine.csv"), {"all": np.array(["rose", "iris", "rose"])})
-    (('iris', 'rose'), {'all': array([1, 0, 1])})
-    """
+    """Number the classes: as ``named`` lists them, or else the distinct training labels in sorted order."""
     first = next(iter(labels.values()))
     if len({values.dtype.kind for values in labels.values()}) > 1:
         raise DataError(f"{path} mixes whole numbers and strings as labels")
@@ -74,11 +64,7 @@ def encode(
 
 
 def encode_as(path: Path, labels: NDArray[Any], classes: Sequence[str]) -> tuple[NDArray[np.int64], str]:
-    """Number labels as a model with these ``classes`` does; with a note where numbers were taken as indices.
-
-    >>> encode_as(Path("new.csv"), np.array(["rose", "iris"]), ("iris", "rose"))
-    (array([1, 0]), '')
-    """
+    """Number labels as a model with these ``classes`` does; with a note where numbers were taken as indices."""
     index = {name: k for k, name in enumerate(classes)}
     names = [str(label) for label in labels]
     named = labels.dtype.kind != "i" or any(name in index for name in names)
@@ -122,15 +108,7 @@ def digest(path: Path, algorithm: str) -> str:
 
 
 def refuse_bomb(path: Path, size: int) -> None:
-    """Raise where a file asks for far more memory than its own size, before any is taken.
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp(), "small.npz")
-    >>> _ = path.write_bytes(bytes(1000))
-    >>> refuse_bomb(path, 10**9)
-    Traceback (most recent call last):
-    dropmax.errors.DataError: ... would take 1,000 MB, more than 100 times its size: ...
-    """
+    """Raise where a file asks for far more memory than its own size, before any is taken."""
     if size > max(_ALWAYS, _TIMES * path.stat().st_size):
         raise DataError(
             f"{path} would take {size / 1e6:,.0f} MB, more than {_TIMES} times its size: if that is right, store it "

@@ -1,4 +1,4 @@
-"""MNIST: the 20,000 digits inside the package, and the publisher's files for the rest.
+"""MNIST: the 20,000 digits inside the package, the publisher's files, and pictures made to look like its digits.
 
 The rule that chose the embedded digits (tools/make_embedded_mnist.py applies it): number the images of each digit in
 the official training file 0 .. n-1; of these take the 1,000 numbered ``j * n // 1000``; even j are for training, odd
@@ -12,6 +12,7 @@ import lzma
 import math
 import os
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -20,16 +21,17 @@ from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image, ImageOps
 
 from dropmax.errors import DataError
-from dropmax.workbench.data.splits import Part, Parts
-
-__all__ = ["EmbeddedDigits", "choose_embedded", "embedded_digits", "find_mnist", "read_idx", "read_mnist"]
+from dropmax.workbench.data.dataset import Part, Parts
 
 FILES = {"train-images": 3, "train-labels": 1, "t10k-images": 3, "t10k-labels": 1}  # and their dimensions
 FOLDERS = ("mnist", "MNIST/raw", ".")
 _DIGITS = tuple("0123456789")
-_TRAIN, _VALIDATION, _TEST = 5_000, 5_000, 10_000
+SIDE, BOX = 28, 20  # of an image, and of the digit in it
+#: Paler than this is not ink: the rim of an anti-aliased stroke should not widen its bounding box.
+FAINTEST = 32
 _HOLDS = {1: "labels (1 dimension)", 3: "images (3 dimensions)"}
 _DEFLATE_LIMIT = 1032  # no deflate stream expands by more, so a header promising more is lying
 _MOST = 1 << 28  # bytes; MNIST's largest file has 47 million, and a small gzip of zeros could have any number
@@ -65,11 +67,11 @@ def embedded_digits() -> EmbeddedDigits:
         raise DataError(
             f"the digits inside the package (mnist-20k.xz) are damaged ({error}): install it again"
         ) from error
-    count = _TRAIN + _VALIDATION + _TEST
+    count = 20_000
     images = np.frombuffer(memory, np.uint8, count * 784).reshape(count, 28, 28)
     labels = np.frombuffer(memory, np.uint8, count, offset=count * 784)
-    rows = np.frombuffer(memory, "<u2", _TRAIN + _VALIDATION, offset=count * 785)
-    train, validation, test = slice(0, _TRAIN), slice(_TRAIN, _TRAIN + _VALIDATION), slice(_TRAIN + _VALIDATION, count)
+    rows = np.frombuffer(memory, "<u2", 10_000, offset=count * 785)
+    train, validation, test = slice(0, 5_000), slice(5_000, 10_000), slice(10_000, count)
     return EmbeddedDigits(
         images[train], labels[train], rows[train],
         images[validation], labels[validation], rows[validation],
@@ -78,26 +80,18 @@ def embedded_digits() -> EmbeddedDigits:
 
 
 def choose_embedded(labels: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Apply the rule at the top of this file to the official training labels: (training rows, validation rows).
-
-    >>> train, validation = choose_embedded(np.repeat(np.arange(10, dtype=np.uint8), 2000))
-    >>> train[:3], validation[:3]
-    (array([0, 4, 8]), array([ 2,  6, 10]))
-    """
+    """Apply the rule at the top of this file to the official training labels: (training rows, validation rows)."""
     of_digits = [np.flatnonzero(labels == digit) for digit in range(10)]
-    taken = [rows[np.arange(1000) * len(rows) // 1000] for rows in of_digits]
-    return np.sort(np.concatenate([rows[0::2] for rows in taken])), np.sort(np.concatenate([r[1::2] for r in taken]))
+    taken = np.stack([rows[np.arange(1000) * len(rows) // 1000] for rows in of_digits])
+    return np.sort(taken[:, 0::2].ravel()), np.sort(taken[:, 1::2].ravel())
 
 
 def read_embedded() -> Parts:
     """Return the digits inside the package; mnist-1k and mnist-5k are made of these and nothing else."""
     digits = embedded_digits()
-    return Parts(
-        _part(digits.train_images, digits.train_labels),
-        _DIGITS,
-        _part(digits.validation_images, digits.validation_labels),
-        _part(digits.test_images, digits.test_labels),
-    )
+    validation = _part(digits.validation_images, digits.validation_labels)
+    test = _part(digits.test_images, digits.test_labels)
+    return Parts(_part(digits.train_images, digits.train_labels), _DIGITS, validation, test)
 
 
 def read_55k(data_dir: Path) -> Parts:
@@ -126,10 +120,7 @@ def _part(images: NDArray[np.uint8], labels: NDArray[np.uint8]) -> Part:
 
 
 def find_mnist(data_dir: Path) -> dict[str, Path]:
-    """Return which of the four official files are there, under either spelling, plain or gzipped.
-
-    Looked for in ``data_dir/mnist``, ``data_dir/MNIST/raw`` and ``data_dir`` itself.
-    """
+    """Return which of the four official files are there, under either spelling, plain or gzipped."""
     found = {}
     for part, dimensions in FILES.items():
         spellings = (f"{part}{mark}idx{dimensions}-ubyte{end}" for mark in "-." for end in ("", ".gz"))
@@ -199,3 +190,78 @@ def _parse(stream: BinaryIO, path: Path, dimensions: int, most: int) -> NDArray[
         compared = "more" if len(content) > total else "fewer"
         raise DataError(f"{path} holds {compared} bytes than the {total:,} its header promises ({sizes})")
     return np.frombuffer(content, np.uint8).reshape(sizes)
+
+
+# --- drawings and photographs of one digit ----------------------------------------------------------------------------
+
+
+def is_like_mnist(name: str, input_shape: Sequence[int], classes: Sequence[str], brightness: float | None) -> bool:
+    """Say whether a model was trained on digits as MNIST holds them: 28 x 28 pixels, light ink on black.
+
+    ``brightness`` is the mean of the training pixels in [0, 1]. MNIST's is 0.13, that of other pictures higher.
+    """
+    if tuple(input_shape) != (1, SIDE, SIDE) or tuple(classes) != _DIGITS:
+        return False
+    return name.startswith("mnist") or (brightness is not None and brightness < 0.2)
+
+
+def as_digit(image: Image.Image) -> NDArray[np.uint8]:
+    """Return an opened picture of one digit as MNIST would hold it, uint8 (28, 28).
+
+    Ink is what differs from the paper, and paper is the shade most of the rim has, or transparent. A picture of
+    28 x 28 pixels with a black rim is MNIST's own form, and is returned as it is.
+    """
+    from dropmax.workbench.data.images import to_rgb  # which imports this module
+
+    image.draft("L", (560, 560))
+    ImageOps.exif_transpose(image, in_place=True)
+    image = image.convert("RGBA") if image.has_transparency_data else to_rgb(image)
+    is_small = image.size == (SIDE, SIDE)
+    image.thumbnail((560, 560), Image.Resampling.BOX)
+    if image.mode == "RGBA":
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    grey = np.asarray(image.convert("L")).astype(np.int16)
+    paper = int(np.median(np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]])))
+    if is_small and paper == 0:
+        return grey.astype(np.uint8)
+    difference = np.abs(grey - paper)
+    most = int(difference.max())
+    if most < 24:
+        raise DataError("this picture is one even shade: there is no digit to see")
+    ink = difference * (255 / most)
+    return as_mnist(np.where(ink < 51, 0, ink).astype(np.uint8))  # paper is never quite even
+
+
+def as_mnist(ink: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return a drawing (height, width), 0 for paper and 255 for ink, as a digit of MNIST (28, 28).
+
+    Cut to the ink, scaled with its aspect kept until the longer side is 20 pixels (each new pixel is the mean over
+    the area it covers), and moved by whole pixels until the centre of mass lies on pixel 14, that is in [13.5, 14.5),
+    as in every image of MNIST; a shape too lopsided for that stops at the edge.
+    """
+    rows, columns = (np.flatnonzero((ink >= FAINTEST).any(axis)) for axis in (1, 0))
+    if not len(rows):
+        raise DataError("there is nothing drawn")
+    cut = ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].astype(np.float64)
+    longer = max(cut.shape)
+    height, width = (max(1, math.floor(BOX * side / longer + 0.5)) for side in cut.shape)
+    small = _shares(height, cut.shape[0]) @ cut @ _shares(width, cut.shape[1]).T
+    top, left = (_offset(small.sum(axis)) for axis in (1, 0))
+    digit = np.zeros((SIDE, SIDE), np.uint8)
+    digit[top : top + height, left : left + width] = np.floor(small + 0.5).astype(np.uint8)
+    return digit
+
+
+def _shares(new: int, old: int) -> NDArray[np.float64]:
+    """Return the matrix (new, old) that averages ``old`` pixels over the stretch each of ``new`` pixels covers."""
+    edges = np.arange(new + 1)[:, None] * (old / new)
+    starts = np.arange(old)[None, :]
+    overlap = np.minimum(edges[1:], starts + 1) - np.maximum(edges[:-1], starts)
+    shares: NDArray[np.float64] = overlap.clip(0) * (new / old)
+    return shares
+
+
+def _offset(mass: NDArray[np.float64]) -> int:
+    centre = float(mass @ np.arange(len(mass)) / mass.sum())
+    # Even shapes have their centre between two pixels, where rounding errors must not decide.
+    return min(max(0, math.ceil(SIDE / 2 - 0.5 - centre - 1e-9)), SIDE - len(mass))

@@ -11,11 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dropmax.errors import DataError
-from dropmax.workbench.data.dataset import spell
+from dropmax.workbench.backbones import Origin
+from dropmax.workbench.data.dataset import Part, Parts, spell
 from dropmax.workbench.data.labels import as_labels, encode, refuse_bomb
-from dropmax.workbench.data.splits import Part, Parts
-
-__all__ = ["NpzRows", "check_inputs", "read_npz", "read_npz_rows"]
 
 _Arrays = dict[str, NDArray[Any]]
 _DEFLATE_LIMIT = 1032  # no deflate stream expands by more, so a header promising more is lying
@@ -27,18 +25,9 @@ _SPLITS |= dict.fromkeys(("val", "valid"), "validation")
 def read_npz(path: Path) -> Parts:
     """Read arrays ``x_train, y_train`` with optional ``x_val, y_val`` and ``x_test, y_test``, or just ``x, y``.
 
-    Capital and small letters mean the same. Inputs are uint8 images (N, H, W), (N, H, W, C) or (N, C, H, W) with
-    one or three channels, or numbers (N, D). Labels are whole numbers or strings. An optional array ``classes`` of
-    strings names the whole-number labels 0, 1, ... Beside ``x, y`` there may be what ``dropmax embed`` writes:
-    ``split`` (train, validation or test for each row; outside for rows of no class), ``names`` (of the rows), ``text``,
-    and ``backbone``.
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp(), "mine.npz")
-    >>> np.savez(path, x=np.zeros((4, 3)), y=["cat", "dog", "cat", "dog"])
-    >>> parts = read_npz(path)
-    >>> parts.classes, parts.train.labels, parts.train.inputs.dtype
-    (('cat', 'dog'), array([0, 1, 0, 1]), dtype('float32'))
+    Inputs are uint8 images (N, H, W), (N, H, W, C) or (N, C, H, W), or numbers (N, D). Labels are whole numbers or
+    strings; strings in ``classes`` name the labels 0, 1, ... Beside ``x, y`` there may be what ``dropmax embed``
+    writes: ``split`` (train, validation, test, or outside for rows of no class), ``names``, ``text``, ``backbone``.
     """
     arrays = _open_npz(path)
     names = ["x_train", "x_val", "x_test"] if "x_train" in arrays else ["x"]
@@ -81,15 +70,7 @@ class NpzRows:
 
 
 def read_npz_rows(path: Path, *, labelled: bool = True) -> NpzRows:
-    """Read the inputs (``x``, or else ``x_test``) and, if ``labelled``, their labels where there are any.
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp(), "new.npz")
-    >>> np.savez(path, x=np.zeros((2, 3)), split=np.array(["train", "outside"]))
-    >>> rows = read_npz_rows(path)
-    >>> rows.values.shape, rows.labels, rows.outside
-    ((2, 3), None, array([1]))
-    """
+    """Read the inputs (``x``, or else ``x_test``) and, if ``labelled``, their labels where there are any."""
     arrays = _open_npz(path)
     name = "x" if "x" in arrays else "x_test"
     if name not in arrays:
@@ -154,8 +135,6 @@ def _origin(path: Path, arrays: _Arrays) -> str:
     """Return what the file says about the backbone its features came from, or nothing."""
     if "backbone" not in arrays:
         return ""
-    from dropmax.workbench.backbones import Origin
-
     try:
         return Origin.from_json(str(arrays["backbone"].item())).to_json()
     except ValueError as error:
@@ -170,12 +149,9 @@ def _shown(arrays: _Arrays, rows: int) -> NDArray[Any] | None:
 
 def _row_names(path: Path, arrays: _Arrays) -> list[str] | None:
     names = arrays.get("names")
-    if names is None:
-        return None
-    if names.dtype.kind != "U" or names.shape != arrays["x"].shape[:1]:
+    if names is not None and (names.dtype.kind != "U" or names.shape != arrays["x"].shape[:1]):
         raise DataError(f"{path}: names must be one string per row")
-    found: list[str] = names.tolist()
-    return found
+    return None if names is None else [str(name) for name in names]
 
 
 def _open_npz(path: Path) -> _Arrays:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dropmax.errors import DataError, did_you_mean
-from dropmax.workbench.data.dataset import spell
-from dropmax.workbench.data.labels import encode, not_text, read_lines, refuse_long
-from dropmax.workbench.data.parquet import Parquet
-from dropmax.workbench.data.splits import Part, Parts
-
-__all__ = ["TEXT_SUFFIXES", "TableRows", "TextTable", "read_rows", "read_table", "read_texts"]
+from dropmax.errors import DataError, did_you_mean, first_line, optional
+from dropmax.workbench.data.dataset import Part, Parts, spell
+from dropmax.workbench.data.labels import as_labels, encode, not_text, read_lines, refuse_bomb, refuse_long
 
 #: What :func:`read_texts` reads.
 TEXT_SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
@@ -52,15 +47,7 @@ class TextTable:
 
 
 def read_table(path: Path, label_column: str = "label", id_column: str = "") -> Parts:
-    """Read a table to learn from: numbers, one column of labels, and perhaps one of identifiers.
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp(), "mine.csv")
-    >>> _ = path.write_text("length,width,label\\n5.1,3.5,iris\\n4,2,rose\\n")
-    >>> parts = read_table(path)
-    >>> parts.classes, parts.columns
-    (('iris', 'rose'), ('length', 'width'))
-    """
+    """Read a table to learn from: numbers, one column of labels, and perhaps one of identifiers."""
     rows = read_rows(path, label_column, id_column, labelled=True)
     assert rows.labels is not None
     classes, encoded = encode(path, {"all": rows.labels})
@@ -70,22 +57,10 @@ def read_table(path: Path, label_column: str = "label", id_column: str = "") -> 
 def read_rows(
     path: Path, label_column: str = "label", id_column: str = "", *, columns: Sequence[str] = (), labelled: bool = False
 ) -> TableRows:
-    """Read the rows of a .csv or .parquet table.
+    """Read the rows of a .csv or .parquet table; labels only where they are asked for.
 
-    Args:
-        path: of the table.
-        label_column: the column of labels.
-        id_column: a column of identifiers, which are read as text and are not features.
-        columns: the features to read, by name and in this order; all other columns are ignored. Without any, every
-            column but those of labels and identifiers is a feature, in the order of the table.
-        labelled: whether the labels are needed; where they are not, they are left out.
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp(), "new.csv")
-    >>> _ = path.write_text("width,note,length\\n3.5,fresh,5.1\\n2,old,4\\n")
-    >>> rows = read_rows(path, columns=("length", "width"))
-    >>> rows.values.tolist(), rows.ignored
-    ([[5.099999904632568, 3.5], [4.0, 2.0]], ('note',))
+    With ``columns`` the features are those columns in that order, and all others are ignored. Without, every column but
+    those of labels and identifiers is a feature, in the order of the table.
     """
     table = _open(path)
     header, special = table.header, {label_column, id_column}
@@ -105,14 +80,10 @@ def read_rows(
     twice = Counter(header) - Counter(set(header))
     if any(name in twice for name in features):
         raise DataError(f"{path} has the column {next(iter(twice))!r} twice: rename one of them")
-    known = special.union(features)
-    return TableRows(
-        features,
-        table.numbers(features),
-        table.labels(label_column) if labelled else None,
-        tuple(map(str, table.cells(id_column))) if id_column in header else None,
-        tuple(name for name in header if name not in known),
-    )
+    values, labels = table.numbers(features), table.labels(label_column) if labelled else None
+    ids = tuple(map(str, table.cells(id_column))) if id_column in header else None
+    ignored = tuple(name for name in header if name not in special.union(features))
+    return TableRows(features, values, labels, ids, ignored)
 
 
 def read_texts(
@@ -123,15 +94,7 @@ def read_texts(
     id_column: str | None = None,
     split_column: str | None = None,
 ) -> TextTable:
-    """Read the named columns of a table; a row is called by its id, or else ``row 7``, counted from 1.
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp(), "intents.csv")
-    >>> _ = path.write_text("utterance;intent\\nWhere is my card?;card_arrival\\n;card_arrival\\n")
-    >>> table = read_texts(path, "utterance", label_column="intent")
-    >>> table.texts, table.labels, table.left_out
-    (['Where is my card?'], ['card_arrival'], ['row 2'])
-    """
+    """Read the named columns of a table; a row is called by its id, or else ``row 7``, counted from 1."""
     table = _open(path)
     wanted = {"texts": text_column, "labels": label_column, "identifiers": id_column, "splits": split_column}
     columns: dict[str, list[Any]] = {}
@@ -160,7 +123,7 @@ def read_texts(
     )
 
 
-def _check_column(table: _Lines | Parquet, purpose: str, name: str) -> None:
+def _check_column(table: _Lines | _Parquet, purpose: str, name: str) -> None:
     """Raise unless the header has this column, once."""
     path, header = table.path, table.header
     if header.count(name) > 1:
@@ -174,25 +137,17 @@ def _check_column(table: _Lines | Parquet, purpose: str, name: str) -> None:
 
 def _plain(value: Any) -> str:
     """Return a cell as text; nothing, NaN and blanks are all empty."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return ""
-    return str(value).strip()
+    is_nan = isinstance(value, float) and value != value
+    return "" if value is None or is_nan else str(value).strip()
 
 
-def _open(path: Path) -> _Lines | Parquet:
-    readers: dict[str, Callable[[Path], _Lines | Parquet]] = {
-        ".csv": _csv,
-        ".tsv": _csv,
-        ".parquet": Parquet,
-        ".jsonl": _json_lines,
-        ".ndjson": _json_lines,
-    }
-    reader = readers.get(path.suffix.lower())
-    if reader is None:
+def _open(path: Path) -> _Lines | _Parquet:
+    suffix = path.suffix.lower()
+    if suffix not in TEXT_SUFFIXES:
         raise DataError(f"{path} is of a kind that holds no texts: give one of {', '.join(TEXT_SUFFIXES)}")
     if not path.is_file():
         raise DataError(f"{path} does not exist" if not path.exists() else f"{path} is not a file")
-    table = reader(path)
+    table = _Parquet(path) if suffix == ".parquet" else (_csv if suffix in (".csv", ".tsv") else _json_lines)(path)
     if not table.header:
         raise DataError(f"{path} is empty")
     return table
@@ -293,3 +248,83 @@ def _json_lines(path: Path) -> _Lines:
         found.append((number, row))
     header = list(dict.fromkeys(name for _, row in found for name in row))
     return _Lines(path, header, [(number, [row.get(name) for name in header]) for number, row in found])
+
+
+class _Parquet:
+    """A Parquet table, of which pyarrow reads the columns asked for once its footer is known to be sensible."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.header = list(self._read(()).column_names)
+
+    def _read(self, names: Sequence[str], *, numeric: bool = False, dictionary: bool = False) -> Any:
+        """Read some columns, or without any the schema; in a ``dictionary`` a long text that is repeated stays one."""
+        path = self.path
+        parquet = optional("pyarrow.parquet", "parquet", f"reading {path.name}")
+        try:
+            with parquet.ParquetFile(path, read_dictionary=list(names) if dictionary else []) as file:
+                schema = file.schema_arrow
+                for name in names if numeric else ():
+                    kind = schema.field(name).type
+                    if not _is_numeric(kind):
+                        raise DataError(f"{path}, column {name!r}: features must be numbers, not {kind}")
+                # A column of one number repeated takes a few bytes in the file, whatever the number of its rows.
+                refuse_bomb(path, 8 * file.metadata.num_rows * max(1, len(schema.names)))
+                if file.metadata.num_rows == 0:
+                    raise DataError(f"{path} has no rows")
+                return file.read(columns=list(names)) if names else schema.empty_table()
+        except DataError:
+            raise
+        except Exception as error:  # pyarrow raises OSError, ValueError, TypeError and others on damaged files
+            raise DataError(f"{path} cannot be read as a Parquet table: {first_line(error)}") from error
+
+    def cells(self, name: str) -> list[Any]:
+        found: list[Any] = self._read((name,)).column(0).to_pylist()
+        return found
+
+    def numbers(self, names: Sequence[str]) -> NDArray[np.float32]:
+        table = self._read(names, numeric=True)
+        values = np.empty((table.num_rows, len(names)), np.float32)
+        for place, name in enumerate(names):
+            column = table.column(name)
+            self._refuse_empty(name, column)
+            with np.errstate(over="ignore"):
+                values[:, place] = column.to_numpy()
+        if not np.isfinite(values).all():
+            row, wrong = np.argwhere(~np.isfinite(values))[0]
+            raise DataError(f"{self.path}, row {row}, column {names[wrong]!r}: {values[row, wrong]} is not finite")
+        return values
+
+    def labels(self, name: str) -> NDArray[Any]:
+        import pyarrow
+
+        column = self._read((name,), dictionary=True).column(0)
+        self._refuse_empty(name, column)
+        of_dictionary = pyarrow.types.is_dictionary(column.type)
+        kind = column.type.value_type if of_dictionary else column.type
+        is_text = pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)
+        if not (_is_numeric(kind) or (of_dictionary and is_text)):
+            raise DataError(f"{self.path}: labels must be whole numbers or strings, not {kind}")
+        if not of_dictionary:
+            return as_labels(self.path, name, np.asarray(column.to_numpy()))
+        chunks = []
+        try:
+            for chunk in column.chunks:
+                names = chunk.dictionary.to_pylist()
+                for text in names if is_text else ():
+                    refuse_long(str(self.path), text)
+                chunks.append(np.array(names, dtype=str if is_text else None)[chunk.indices.to_numpy()])
+        except (UnicodeDecodeError, TypeError, IndexError) as error:  # no text, an empty entry, one that is not there
+            raise DataError(f"{self.path}: its labels are damaged: {error}") from error
+        return as_labels(self.path, name, np.concatenate(chunks))
+
+    def _refuse_empty(self, name: str, column: Any) -> None:
+        if column.null_count:
+            row = int(np.argmax(column.is_null().to_numpy()))
+            raise DataError(f"{self.path}, row {row}, column {name!r}: the cell is empty")
+
+
+def _is_numeric(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))

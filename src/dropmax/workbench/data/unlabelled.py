@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dropmax.errors import DataError
-from dropmax.workbench.data.dataset import spell
+from dropmax.workbench.backbones import Origin, reload_backbone
+from dropmax.workbench.data.dataset import Part, spell
+from dropmax.workbench.data.folders import Listing, list_folder, read_listing
 from dropmax.workbench.data.images import SUFFIXES, as_input, open_image, square
 from dropmax.workbench.data.labels import encode_as
+from dropmax.workbench.data.mnist import as_digit
 from dropmax.workbench.data.npz import read_npz_rows
-from dropmax.workbench.data.splits import Part
 from dropmax.workbench.data.tables import TEXT_SUFFIXES, read_rows, read_texts
-
-__all__ = ["Expected", "Unlike", "find_inputs", "is_sentence", "read_inputs", "read_labelled", "read_outside"]
 
 TABLES = (".npz", ".csv", ".parquet")
 _BATCH = 256
@@ -45,17 +45,13 @@ class Expected:
     classes: tuple[str, ...] = ()
     label_column: str = "label"
     id_column: str = ""
-    digits: bool = False  #: prepare image files as MNIST's digits were, see :mod:`dropmax.workbench.data.handwriting`
+    digits: bool = False  #: prepare image files as MNIST's digits were, see :mod:`dropmax.workbench.data.mnist`
     origin: str = ""  #: the backbone that images or texts go through first, see ``backbones.Origin``
     text_column: str = ""  #: of tables of texts
 
 
 def is_sentence(given: Path) -> bool:
-    """Say whether what was typed is a sentence: neither a file nor the name of a table, perhaps misspelt.
-
-    >>> is_sentence(Path("where is my card?")), is_sentence(Path("intents.csv"))
-    (True, False)
-    """
+    """Say whether what was typed is a sentence: neither a file nor the name of a table, perhaps misspelt."""
     if os.path.exists(given):  # not Path.exists, which raises where a sentence is longer than a name may be
         return False
     return " " in str(given) or given.suffix.lower() not in (*TEXT_SUFFIXES, ".npz")
@@ -82,16 +78,14 @@ def read_inputs(
 ) -> Iterator[_Named]:
     """Yield names and raw inputs (uint8 images or float32 features), tables first.
 
-    For a model behind a pretrained network (``expected.origin``), images, tables of texts and the sentences ``texts``
-    go through that network first.
-
-    An image is scaled and cropped at its centre, as in training; for a model of grey images it is turned grey, for one
-    of MNIST's digits (``expected.digits``) prepared as those were. The rows of a table are named by their
-    identifiers, or ``file:row``, counted from 1. ``tell`` is called with what the user should know, a line each.
+    Images are prepared as in training. Behind a pretrained network (``expected.origin``), images, tables of texts and
+    the sentences ``texts`` go through it first. The rows of a table are named by their identifiers, or ``file:row``,
+    counted from 1. ``tell`` is called with what the user should know, a line each.
     """
     if expected.origin:
-        yield from _embedded([file for file in files if file.suffix.lower() != ".npz"], texts, expected, tell)
-        files = [file for file in files if file.suffix.lower() == ".npz"]
+        arrays = [file for file in files if file.suffix.lower() == ".npz"]
+        yield from _embedded([file for file in files if file not in arrays], texts, expected, tell)
+        files = arrays
     images: list[Path] = []
     for file in files:
         if file.suffix.lower() in TABLES:
@@ -120,7 +114,6 @@ def _chunks(items: Any) -> Iterator[Any]:
 
 def _embedded(files: Sequence[Path], texts: Sequence[str], expected: Expected, tell: _Tell) -> Iterator[_Named]:
     """Yield names and features of images, or of texts: those given, and those in tables."""
-    from dropmax.workbench.backbones import reload_backbone
     from dropmax.workbench.embedding import image_for
 
     if not files and not texts:
@@ -146,18 +139,7 @@ def _embedded(files: Sequence[Path], texts: Sequence[str], expected: Expected, t
 
 
 def read_labelled(path: Path, expected: Expected, tell: _Tell = lambda note: None) -> Part:
-    """Read rows with labels among ``expected.classes``.
-
-    A folder has one sub-folder per class, an .npz the arrays ``x`` and ``y`` (or ``x_test`` and ``y_test``), a table
-    its label column.
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp(), "new.csv")
-    >>> _ = path.write_text("width,label,length\\n3.5,rose,5.1\\n2,iris,4\\n")
-    >>> part = read_labelled(path, Expected((2,), columns=("length", "width"), classes=("iris", "rose")))
-    >>> part.inputs.tolist(), part.labels.tolist()
-    ([[5.099999904632568, 3.5], [4.0, 2.0]], [1, 0])
-    """
+    """Read rows with labels among ``expected.classes``: sub-folders, the array ``y`` or ``y_test``, or a column."""
     if not path.exists():
         raise DataError(f"{path} does not exist")
     if expected.origin and path.suffix.lower() != ".npz":
@@ -178,7 +160,6 @@ def read_labelled(path: Path, expected: Expected, tell: _Tell = lambda note: Non
 
 def _labelled_features(path: Path, expected: Expected, tell: _Tell) -> tuple[NDArray[Any], NDArray[Any] | None]:
     """Read a folder or a table of texts through the pretrained network of the model."""
-    from dropmax.workbench.backbones import reload_backbone
     from dropmax.workbench.embedding import cached_features, find_source
 
     text = expected.text_column or None
@@ -191,8 +172,6 @@ def _labelled_features(path: Path, expected: Expected, tell: _Tell) -> tuple[NDA
 
 
 def _labelled_folder(path: Path, expected: Expected) -> tuple[NDArray[Any], NDArray[Any]]:
-    from dropmax.workbench.data.folders import Listing, list_folder, read_listing
-
     if len(expected.input_shape) != 3:
         raise DataError(f"{path} is a folder, but the model takes features: give .npz, .csv or .parquet")
     listing = list_folder(path, expected.classes)
@@ -210,12 +189,14 @@ def _table(
     file: Path, expected: Expected, tell: _Tell, *, labelled: bool
 ) -> tuple[NDArray[Any], tuple[str, ...] | None, NDArray[Any] | None]:
     """Read a table in the order of the training columns: its inputs, names and labels."""
-    names: tuple[str, ...] | None = None
+    names = None
     if file.suffix.lower() == ".npz":
         found = read_npz_rows(file, labelled=labelled)
         values, labels = found.values, found.labels
         if expected.origin and found.origin:
-            _check_origin(file, expected.origin, found.origin)
+            wanted, given = Origin.from_json(expected.origin), Origin.from_json(found.origin)
+            if not given.is_like(wanted):
+                raise DataError(f"{file} holds features of {given.short}, but the model was trained on {wanted.short}")
         if expected.columns and values.ndim == 2:
             tell(f"{file}: an .npz has no column names; its columns are taken in the order of training")
     else:
@@ -231,20 +212,9 @@ def _table(
     return values, names, labels
 
 
-def _check_origin(file: Path, expected: str, found: str) -> None:
-    """Refuse features of one backbone for a model of another."""
-    from dropmax.workbench.backbones import Origin
-
-    wanted, given = Origin.from_json(expected), Origin.from_json(found)
-    if (wanted.digest, wanted.preprocessing) != (given.digest, given.preprocessing):
-        raise DataError(f"{file} holds features of {given.short}, but the model was trained on {wanted.short}")
-
-
 def _image(file: Path, expected: Expected) -> Tensor:
     with open_image(file) as image:
         if expected.digits:
-            from dropmax.workbench.data.handwriting import as_digit
-
             try:
                 return torch.from_numpy(as_digit(image))[None]
             except DataError as error:
@@ -256,15 +226,8 @@ def _image(file: Path, expected: Expected) -> Tensor:
 class Unlike:
     """Counts the inputs that look unlike the training data: inverted pictures, features in other units.
 
-    Args:
-        brightness: mean and deviation of the training images' pixels in [0, 1]; None if they were not recorded.
-        mean: of the features in training.
-        std: their deviation.
-
-    >>> unlike = Unlike((0.13, 0.31), (0.13,), (0.31,))
-    >>> unlike.look(torch.full((2, 1, 28, 28), 230, dtype=torch.uint8))
-    >>> print(unlike.warning)
-    2 of 2 images are far lighter than those the model was trained on (mean 0.90 against 0.13): ...
+    ``brightness`` is the mean and deviation of the training images' pixels in [0, 1], None if they were not recorded;
+    ``mean`` and ``std`` are those of the features in training.
     """
 
     def __init__(self, brightness: tuple[float, float] | None, mean: Sequence[float], std: Sequence[float]) -> None:

@@ -10,10 +10,8 @@ from torch import Tensor, nn
 from dropmax.errors import InvalidValue
 from dropmax.workbench.backbones import lite
 from dropmax.workbench.data.dataset import statistics
-from dropmax.workbench.networks.mlp import MLP
-from dropmax.workbench.networks.shapes import check_image_shape
-
-__all__ = ["Pretrained"]
+from dropmax.workbench.networks.common import check_image_shape
+from dropmax.workbench.networks.small import MLP
 
 
 class Pretrained(nn.Module):

@@ -11,10 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dropmax.errors import InvalidValue, check_choice
-from dropmax.workbench.networks import initialise
-from dropmax.workbench.networks.shapes import check_image_shape, check_sizes
-
-__all__ = ["BasicBlock", "CifarResNet", "ResNet"]
+from dropmax.workbench.networks.common import check_image_shape, check_sizes, kaiming
 
 STEMS = ("7x7", "3x3")
 DEEPEST = 1202  # of He et al.; a limit keeps a wrong number from building layers without end
@@ -72,32 +69,46 @@ class BasicBlock(nn.Module):
         return x
 
 
-def _stages(in_channels: int, widths: Sequence[int], blocks: Sequence[int], shortcut: str) -> nn.Sequential:
-    """Stages of basic blocks; every stage but the first halves the image."""
-    stages = []
-    for index, (width, count) in enumerate(zip(widths, blocks, strict=True)):
-        stage = []
-        for position in range(count):
-            stride = 2 if index > 0 and position == 0 else 1
-            stage.append(BasicBlock(in_channels, width, stride, shortcut))
-            in_channels = width
-        stages.append(nn.Sequential(*stage))
-    return nn.Sequential(*stages)
+class _Residual(nn.Module):
+    """Convolution, batch norm, relu and pooling; stages of blocks, each but the first at half size; global average."""
+
+    out_features: int
+
+    def _build(
+        self, stem: nn.Conv2d, pool: nn.Module, widths: Sequence[int], blocks: Sequence[int], shortcut: str
+    ) -> None:
+        self.conv, self.pool = stem, pool
+        self.bn = nn.BatchNorm2d(widths[0])
+        in_channels, stages = widths[0], []
+        for index, (width, count) in enumerate(zip(widths, blocks, strict=True)):
+            stage = []
+            for position in range(count):
+                stride = 2 if index > 0 and position == 0 else 1
+                stage.append(BasicBlock(in_channels, width, stride, shortcut))
+                in_channels = width
+            stages.append(nn.Sequential(*stage))
+        self.stages = nn.Sequential(*stages)
+        self.out_features = widths[-1]
+
+    def _initialise(self, zero_init_residual: bool) -> None:
+        kaiming(self)
+        if zero_init_residual:  # every block starts as its shortcut, which steadies the first steps
+            for module in self.modules():
+                if isinstance(module, BasicBlock):
+                    nn.init.zeros_(module.bn2.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images (N, C, H, W) to features (N, out_features)."""
+        x = self.pool(F.relu(self.bn(self.conv(x)), inplace=True))
+        features: Tensor = self.stages(x).mean(dim=(2, 3))
+        return features
 
 
-def _initialise(network: nn.Module, zero_init_residual: bool) -> None:
-    initialise.kaiming(network)
-    if zero_init_residual:  # every block starts as its shortcut, which steadies the first steps
-        for module in network.modules():
-            if isinstance(module, BasicBlock):
-                nn.init.zeros_(module.bn2.weight)
-
-
-class CifarResNet(nn.Module):
+class CifarResNet(_Residual):
     """The thin residual network for CIFAR of 6n + 2 layers: depth 20, 32, 44, 56, 110 and so on.
 
     conv 3x3 to 16 channels, batch norm, relu; three stages of n basic blocks with 16, 32 and 64 channels, at full, half
-    and quarter size; global average. The head on top is the last of the 6n + 2 layers.
+    and quarter size; global average. The head on top is the last of these layers.
 
     The paper says "ResNet-34" of CIFAR and gives no widths; its errors are those of the thin net. The default is
     depth 32 with shortcuts ``"B"``: its 32 layers and its two 1x1 projections are the nearest there is to 34.
@@ -108,8 +119,6 @@ class CifarResNet(nn.Module):
     >>> net(torch.zeros(2, 3, 32, 32)).shape, net.out_features
     (torch.Size([2, 64]), 64)
     """
-
-    out_features: int
 
     def __init__(
         self,
@@ -130,36 +139,25 @@ class CifarResNet(nn.Module):
         widths = check_sizes("widths", widths)
         if len(widths) != 3:
             raise InvalidValue(f"a CifarResNet has three stages and so three widths, got {widths}")
-        self.conv = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
-        self.bn = nn.BatchNorm2d(widths[0])
-        self.stages = _stages(widths[0], widths, [(depth - 2) // 6] * 3, shortcut)
-        self.out_features = widths[-1]
-        _initialise(self, zero_init_residual)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map images (N, C, H, W) to features (N, out_features)."""
-        x = F.relu(self.bn(self.conv(x)), inplace=True)
-        x = self.stages(x)
-        return x.mean(dim=(2, 3))
+        stem = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
+        self._build(stem, nn.Identity(), widths, [(depth - 2) // 6] * 3, shortcut)
+        self._initialise(zero_init_residual)
 
 
-class ResNet(nn.Module):
+class ResNet(_Residual):
     """The ImageNet residual network of 18 or 34 layers: four stages with 64, 128, 256 and 512 channels.
 
-    ``stem="7x7"`` is the original: conv 7x7 stride 2, batch norm, relu, max-pool 3x3 stride 2; stages of
-    (2, 2, 2, 2) or (3, 4, 6, 3) basic blocks, each stage but the first at half the size of the one before; global
-    average. The last map is 32 times smaller than the image, rounded up, so this stem is for large ones.
-    ``stem="3x3"`` is for images of about 32 pixels: conv 3x3, batch norm, relu and no pooling, so that the last map is
-    8 times smaller. Convolutions start Kaiming normal (fan-out); ``zero_init_residual`` starts the last batch norm of
-    every residual branch at zero.
+    ``stem="7x7"`` is the original: conv 7x7 stride 2, batch norm, relu, max-pool 3x3 stride 2; stages of (2, 2, 2, 2)
+    or (3, 4, 6, 3) basic blocks; global average. The last map is 32 times smaller than the image, so this stem is for
+    large ones. ``stem="3x3"`` is for images of about 32 pixels: conv 3x3 and no pooling, the last map is 8 times
+    smaller. Convolutions start Kaiming normal (fan-out); ``zero_init_residual`` starts the last batch norm of every
+    residual branch at zero.
 
     >>> import torch
     >>> net = ResNet(depth=18, input_shape=(3, 32, 32), stem="3x3")
     >>> net(torch.zeros(2, 3, 32, 32)).shape, net.out_features
     (torch.Size([2, 512]), 512)
     """
-
-    out_features: int
 
     def __init__(
         self,
@@ -177,20 +175,7 @@ class ResNet(nn.Module):
         if len(widths) != 4:
             raise InvalidValue(f"a ResNet has four stages and so four widths, got {widths}")
         check_choice("stem", stem, STEMS)
-        self.pool: nn.Module
-        if stem == "7x7":
-            self.conv = nn.Conv2d(channels, widths[0], 7, stride=2, padding=3, bias=False)
-            self.pool = nn.MaxPool2d(3, stride=2, padding=1)
-        else:
-            self.conv = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
-            self.pool = nn.Identity()
-        self.bn = nn.BatchNorm2d(widths[0])
-        self.stages = _stages(widths[0], widths, BLOCKS_OF_DEPTH[depth], shortcut="B")
-        self.out_features = widths[-1]
-        _initialise(self, zero_init_residual)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map images (N, C, H, W) to features (N, out_features)."""
-        x = self.pool(F.relu(self.bn(self.conv(x)), inplace=True))
-        x = self.stages(x)
-        return x.mean(dim=(2, 3))
+        side, stride, pool = (7, 2, nn.MaxPool2d(3, stride=2, padding=1)) if stem == "7x7" else (3, 1, nn.Identity())
+        conv = nn.Conv2d(channels, widths[0], side, stride, padding=side // 2, bias=False)
+        self._build(conv, pool, widths, BLOCKS_OF_DEPTH[depth], "B")
+        self._initialise(zero_init_residual)

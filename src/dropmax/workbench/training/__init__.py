@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dropmax.workbench.training.callbacks import Callback, MLflow, TensorBoard, WandB
 from dropmax.workbench.training.loop import Diverged, Interrupted, fit, resume, train
-from dropmax.workbench.training.rundir import RunDirectory
+from dropmax.workbench.training.rundir import RunDirectory, load_data
 from dropmax.workbench.training.session import Session
-from dropmax.workbench.training.source import load_data
 from dropmax.workbench.training.trained import TrainedModel, build, load_model, save_model
 
 __all__ = [

@@ -22,8 +22,6 @@ from dropmax.checks import check_choice
 from dropmax.errors import optional
 from dropmax.workbench.recipes import Recipe
 
-__all__ = ["LOGS", "Callback", "Callbacks", "MLflow", "TensorBoard", "WandB", "make_callbacks", "scalars"]
-
 
 class Callback:
     """What training calls; override what you need.
@@ -61,16 +59,7 @@ class Callback:
 
 
 class Callbacks:
-    """Several callbacks as one, of which none can stop or change the training.
-
-    >>> class Broken(Callback):
-    ...     def epoch(self, row):
-    ...         raise OSError("disc full")
-    >>> several = Callbacks([Broken()])
-    >>> several.tell("epoch", {"epoch": 1})  # warns on standard error, once
-    >>> several.active
-    []
-    """
+    """Several callbacks as one, of which none can stop or change the training."""
 
     def __init__(self, callbacks: Iterable[Callback]) -> None:
         self.active = list(callbacks)
@@ -105,24 +94,19 @@ def _problem(callback: Callback, event: str, about: tuple[Any, ...]) -> str:
 
 
 def scalars(row: dict[str, Any]) -> dict[str, float]:
-    """Return the numbers of a row of the log by the names all logs give them.
-
-    >>> scalars({"epoch": 1, "step": 10, "learning_rate": 0.1, "train": {"total": 2.0}, "validation": {"error": 0.5}})
-    {'learning_rate': 0.1, 'train/total': 2.0, 'validation/error': 0.5}
-    """
-    parts = ("train", "validation", "masks")
-    return {"learning_rate": row["learning_rate"]} | {
-        f"{part}/{name}": value for part in parts for name, value in row.get(part, {}).items()
-    }
+    """Return the numbers of a row of the log by the names all logs give them, such as ``train/total``."""
+    found = {"learning_rate": row["learning_rate"]}
+    for part in ("train", "validation", "masks"):
+        found |= {f"{part}/{name}": value for name, value in row.get(part, {}).items()}
+    return found
 
 
 class TensorBoard(Callback):
     """Curves in ``RUN/tensorboard``, one point per epoch; ``tensorboard --logdir RUN`` shows them."""
 
     def __init__(self) -> None:
-        self._writer_of = optional(
-            "torch.utils.tensorboard", "tensorboard", "logging to TensorBoard", package="tensorboard"
-        )
+        purpose = "logging to TensorBoard"
+        self._writer_of = optional("torch.utils.tensorboard", "tensorboard", purpose, package="tensorboard")
         self._writer: Any = None
 
     def start(self, run: Path, recipe: Recipe, environment: dict[str, Any]) -> None:
@@ -153,8 +137,7 @@ class MLflow(Callback):
 
     def __init__(self, tracking_uri: str | None = None, experiment: str | None = None) -> None:
         self._mlflow = optional("mlflow", "mlflow", "logging to MLflow", package="mlflow-skinny")
-        self._uri = tracking_uri
-        self._experiment = experiment
+        self._uri, self._experiment = tracking_uri, experiment
 
     def start(self, run: Path, recipe: Recipe, environment: dict[str, Any]) -> None:
         """Continue the run that has this run's tag, or make one."""
@@ -178,8 +161,9 @@ class MLflow(Callback):
             return
         tags = {"dropmax.run": tag, "dropmax.directory": str(run), "dropmax.commit": str(environment.get("commit"))}
         self._run = self._client.create_run(place, run_name=run.name, tags=tags).info.run_id
-        for key, value in _flat(recipe).items():
-            self._client.log_param(self._run, key, value)
+        for table, values in recipe.to_dict().items():
+            for key, value in values.items():
+                self._client.log_param(self._run, f"{table}.{key}", value)
 
     def epoch(self, row: dict[str, Any]) -> None:
         """Log a step, unless the run was killed after logging it: the numbers are the same the second time."""
@@ -203,8 +187,7 @@ class WandB(Callback):
 
     def __init__(self, project: str | None = None, mode: str | None = None) -> None:
         self._wandb = optional("wandb", "wandb", "logging to Weights & Biases")
-        self._project = project
-        self._mode = mode
+        self._project, self._mode = project, mode
 
     def start(self, run: Path, recipe: Recipe, environment: dict[str, Any]) -> None:
         """Begin or continue the run that has this run's identity."""
@@ -233,27 +216,13 @@ LOGS: dict[str, Callable[[], Callback]] = {"tensorboard": TensorBoard, "mlflow":
 
 
 def make_callbacks(names: Sequence[str]) -> list[Callback]:
-    """Make callbacks by their names in :data:`LOGS`; each once, however often it is named.
-
-    >>> make_callbacks(["tensorbord"])
-    Traceback (most recent call last):
-    dropmax.errors.InvalidValue: unknown log 'tensorbord': did you mean 'tensorboard'? Valid are tensorboard, ...
-    """
+    """Make callbacks by their names in :data:`LOGS`; each once, however often it is named."""
     for name in names:
         check_choice("log", name, tuple(LOGS))
     return [LOGS[name]() for name in dict.fromkeys(names)]
 
 
 def identity(run: Path, recipe: Recipe, environment: dict[str, Any]) -> str:
-    """Return a short name for a run that stays when it is resumed, and differs from that of every other run.
-
-    >>> from dropmax.workbench.recipes import load_recipe
-    >>> len(identity(Path("run"), load_recipe("mnist-1k"), {"date": "today"}))
-    16
-    """
+    """Return a short name for a run that stays when it is resumed, and differs from that of every other run."""
     about = json.dumps([run.resolve().name, recipe.to_dict(), environment], sort_keys=True, default=str)
     return hashlib.sha256(about.encode()).hexdigest()[:16]
-
-
-def _flat(recipe: Recipe) -> dict[str, Any]:
-    return {f"{table}.{key}": value for table, values in recipe.to_dict().items() for key, value in values.items()}

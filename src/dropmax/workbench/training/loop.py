@@ -21,21 +21,17 @@ from dropmax.errors import InvalidValue, RunError
 from dropmax.workbench.data import Dataset
 from dropmax.workbench.evaluation import calibrate, measure
 from dropmax.workbench.networks import Pretrained
-from dropmax.workbench.progress import TrainingProgress
 from dropmax.workbench.provenance import provenance
 from dropmax.workbench.recipes import Recipe
+from dropmax.workbench.terminal import TrainingProgress
 from dropmax.workbench.training.callbacks import Callback, Callbacks, make_callbacks
-from dropmax.workbench.training.distributed import Ranks, process_group
-from dropmax.workbench.training.optimizer import flush_subnormals
-from dropmax.workbench.training.rundir import RunDirectory
-from dropmax.workbench.training.session import Session, on_features
-from dropmax.workbench.training.source import balanced, load_data, remember_data, tell_about
+from dropmax.workbench.training.rundir import RunDirectory, balanced, load_data, remember_data
+from dropmax.workbench.training.session import Ranks, Session, flush_subnormals, on_features, process_group
 from dropmax.workbench.training.trained import check_imports, save_model
-
-__all__ = ["Interrupted", "fit", "resume", "train"]
 
 #: Look for a loss that is not finite every step where that is free, and now and then where it stalls the device.
 _CHECK_EVERY = {"cpu": 1}
+_UNVALIDATED = "there is no validation part: nothing is measured on the way, and the model after the last epoch is kept"
 
 
 class Interrupted(RunError):
@@ -84,7 +80,11 @@ def train(
     with process_group() as ranks:
         data = load_data(recipe, data_dir)
         if ranks.is_first and not quiet:
-            tell_about(data, lambda line: print(line, file=sys.stderr, flush=True))
+            lines = [*data.notes, *map(str, data.held_out)]
+            if not len(data.validation):
+                lines.append(_UNVALIDATED)
+            for line in lines:
+                print(line, file=sys.stderr, flush=True)
         recipe = balanced(recipe, data).findable()
         # The session comes first: a mistake in the recipe leaves no directory behind.
         session = _begin(recipe, data, device, ranks, quiet=quiet)
@@ -112,9 +112,9 @@ def resume(
     """Resume a run that was stopped or killed; it ends with the bytes of an uninterrupted run.
 
     With ``epochs``, train to that many epochs in all, also where the run had ended: from here on, the learning rate
-    follows the recipe's schedule for the new number, and ``recipe.toml`` says so. Pass callbacks again; the logs
-    that come with dropmax continue where they stopped. A run directory may come from somebody else, so a network or
-    head that its recipe imports needs ``trust_code``, as for :func:`~dropmax.workbench.training.load_model`.
+    follows the schedule for the new number, and ``recipe.toml`` says so. Pass callbacks again; the logs that come with
+    dropmax continue where they stopped. A network or head that the recipe imports needs ``trust_code``, as for
+    :func:`~dropmax.workbench.training.load_model`.
     """
     logs = [*callbacks, *make_callbacks(["tensorboard"] * tensorboard)]
     with process_group() as ranks:
@@ -126,7 +126,13 @@ def resume(
         if run.has_ended(recipe):
             return run
         checkpoint = run.load_checkpoint()
-        _check_epochs(run, checkpoint, epochs)
+        if checkpoint is None and run.has_model:
+            raise RunError(f"{run.path} has no checkpoint to resume from: train into a new directory")
+        done = 0 if checkpoint is None else checkpoint["epoch"]
+        if epochs is not None and isinstance(done, int) and epochs < done:
+            raise InvalidValue(
+                f"{run.path} has been trained for {done} epochs already: give more than that, not {epochs}"
+            )
         data = load_data(recipe, data_dir, run=run.path)
         if checkpoint is None:
             session = _begin(recipe, data, device, ranks, quiet=quiet)
@@ -137,15 +143,6 @@ def resume(
             run.write_recipe(recipe)
         fit(session, run, logs, quiet=quiet)
     return run
-
-
-def _check_epochs(run: RunDirectory, checkpoint: dict[str, Any] | None, epochs: int | None) -> None:
-    """Refuse to train on from nothing, or to fewer epochs than are done."""
-    if checkpoint is None and run.has_model:
-        raise RunError(f"{run.path} has no checkpoint to resume from: train into a new directory")
-    done = 0 if checkpoint is None else checkpoint["epoch"]
-    if epochs is not None and isinstance(done, int) and epochs < done:
-        raise InvalidValue(f"{run.path} has been trained for {done} epochs already: give more than that, not {epochs}")
 
 
 def fit(session: Session, run: RunDirectory, callbacks: Sequence[Callback] = (), *, quiet: bool = False) -> None:
@@ -316,12 +313,9 @@ class _AtOnce(KeyboardInterrupt):
 
 
 class _Stop:
-    """Whether training was asked to stop."""
-
     asked = False
 
     def check(self) -> None:
-        """Stop here if asked to."""
         if self.asked:
             raise KeyboardInterrupt
 

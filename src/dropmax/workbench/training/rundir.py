@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import io
 import json
@@ -28,22 +29,18 @@ from typing import Any
 
 import torch
 
-from dropmax.errors import RunError, first_line
+from dropmax.errors import DataError, RunError, first_line
+from dropmax.workbench.data import NAMES, Dataset, data_directory, load
+from dropmax.workbench.data.catalogue import source_of
 from dropmax.workbench.files import CannotWrite, make_directory, parse_json, read_json, write_atomically
 from dropmax.workbench.recipes import Recipe, load_recipe
 
-__all__ = ["RunDirectory"]
-
-_CHECKPOINT = re.compile(r"checkpoint-(\d{6})\.pt")
-_OURS = (
-    "recipe.toml",
-    "environment.json",
-    "data.json",
-    "metrics.jsonl",
-    "model.safetensors",
-    "calibration.json",
-    "diagnosis.json",
-    "diagnosis.png",
+_CHECKPOINT = re.compile(r"checkpoint-\d{6}\.pt")
+#: Whatever a run may have made.
+_OURS = re.compile(
+    r"recipe\.toml|(environment|data|calibration|diagnosis)\.json|metrics\.jsonl|model\.safetensors|diagnosis\.png"
+    rf"|{_CHECKPOINT.pattern}|tensorboard|wandb|(\..*)?\.tmp",
+    re.DOTALL,
 )
 
 
@@ -105,15 +102,14 @@ class RunDirectory:
         """Whether the model is that of so many epochs: one that is to be trained further has a shorter log."""
         if not self.has_model:
             return False
-        options, rows = recipe.training, self.metrics()
-        stopped = options.patience > 0 and bool(rows) and len(rows) - rows[-1].get("kept", 0) >= options.patience
-        return len(rows) == options.epochs or stopped
+        patience, rows = recipe.training.patience, self.metrics()
+        stopped = patience > 0 and bool(rows) and len(rows) - rows[-1].get("kept", 0) >= patience
+        return stopped or len(rows) == recipe.training.epochs
 
     def kept(self) -> dict[str, Any]:
         """Return the row of the epoch whose weights were kept: the last, or with ``training.patience`` the best.
 
-        Where that is the start of a pretrained network, before its first epoch, the row holds only that epoch, 0; so it
-        does for a run without a log.
+        For the start of a pretrained network, before its first epoch, and for a run without a log, that is epoch 0.
         """
         rows = self.metrics()
         epoch = rows[-1].get("kept", len(rows)) if rows else 0
@@ -169,8 +165,9 @@ class RunDirectory:
                 "from an older checkpoint"
             ) from error
         except Exception as error:  # zipfile, torch and its unpickler raise a dozen kinds on damaged files
-            reason = first_line(error)
-            raise RunError(f"{path} cannot be read ({reason}): delete it to resume from an older checkpoint") from error
+            raise RunError(
+                f"{path} cannot be read ({first_line(error)}): delete it to resume from an older checkpoint"
+            ) from error
         if not isinstance(state, dict) or "epoch" not in state or "model" not in state:
             raise RunError(f"{path} is not a checkpoint of dropmax: delete it to resume from an older checkpoint")
         return dict(_interned(state))
@@ -200,14 +197,7 @@ class RunDirectory:
 
     def _remove_old_run(self) -> None:
         """Delete what a run made; refuse if anything else is there: that is not ours to delete."""
-        strangers = [
-            p.name
-            for p in self.path.iterdir()
-            if p.name not in _OURS
-            and not _CHECKPOINT.fullmatch(p.name)
-            and p.name not in ("tensorboard", "wandb")
-            and not (p.name.startswith(".") and p.name.endswith(".tmp"))
-        ]
+        strangers = [path.name for path in self.path.iterdir() if not _OURS.fullmatch(path.name)]
         if strangers:
             raise RunError(f"{self.path} holds {strangers[0]!r}, which no run made: --force will not delete it")
         for path in self.path.iterdir():
@@ -222,10 +212,10 @@ def _interned(x: Any) -> Any:
 
 
 def _look_over(path: Path) -> None:
-    """Raise where a checkpoint is not of the kind :meth:`RunDirectory.save_checkpoint` writes, before it is loaded.
+    """Raise where a checkpoint is not of the kind that training writes, before it is loaded.
 
-    ``weights_only`` sees to it that nothing is executed. This sees to it that a small file cannot ask for a large
-    memory: nothing in it is packed, and it names nothing but tensors, their storages and dictionaries.
+    ``weights_only`` sees to it that nothing is executed; this, that a small file cannot ask for a large memory. Nothing
+    in it is packed, and it names nothing but tensors, their storages and dictionaries.
     """
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
@@ -252,3 +242,105 @@ def _refuse_stretched(value: Any) -> None:
     elif isinstance(value, (dict, list, tuple)):
         for item in value.values() if isinstance(value, dict) else value:
             _refuse_stretched(item)
+
+
+# --- the data of a run: where it is, and which rows were held out ----------------------------------------------------
+
+
+def load_data(
+    recipe: Recipe, data_dir: Path | str | None = None, *, run: Path | str | None = None, data: Path | str | None = None
+) -> Dataset:
+    """Load the data a recipe names, split by its seed.
+
+    Args:
+        recipe: of the run.
+        data_dir: where data sets known by name are.
+        run: the run directory, or its model file: it remembers where its data was, whatever the working directory.
+        data: a folder or file to take in place of the one the recipe names.
+
+    >>> from dropmax.workbench.recipes import load_recipe
+    >>> len(load_data(load_recipe("mnist-1k")).train)
+    1000
+    """
+    options, known = recipe.data, _remembered(run)
+    was = known.get("data_dir")
+    if data_dir is None and options.name in NAMES and was and Path(was).is_dir():
+        data_dir = was
+    same = ("train_size", "image_size", "label_column", "id_column", "backbone", "text_column")
+    found = load(
+        data_place(recipe, run, data),
+        data_dir=data_dir,
+        seed=recipe.training.seed,
+        validation_size=None if options.validation_size < 0 else options.validation_size,
+        test=_find(options.test, known.get("test"), run) if options.test else None,
+        **{name: getattr(options, name) or None for name in same},
+    )
+    mean, std = found.mean, found.std
+    if not options.standardise:
+        mean, std = (0.0,) * len(mean), (1.0,) * len(mean)
+    return dataclasses.replace(found, name=options.name, mean=mean, std=std)
+
+
+def data_place(recipe: Recipe, run: Path | str | None = None, data: Path | str | None = None) -> str:
+    """Return the name or path that :func:`load_data` loads; a path that is gone is an error that names it."""
+    return str(data) if data is not None else _find(recipe.data.name, _remembered(run).get("path"), run)
+
+
+def balanced(recipe: Recipe, data: Dataset) -> Recipe:
+    """Return the recipe with ``head.class_weight = "balanced"`` replaced by N / (K N_k) for each class k."""
+    if recipe.head.get("class_weight") != "balanced":
+        return recipe
+    counts = data.train.labels.bincount(minlength=data.num_classes).tolist()
+    weights = [round(sum(counts) / (len(counts) * count), 9) for count in counts]
+    return recipe.override({"head.class_weight": weights})
+
+
+def remember_data(run: Path, recipe: Recipe, data_dir: Path | str | None, data: Dataset) -> None:
+    """Write ``data.json``: how the data was given, what finds it again, and which rows were held out."""
+    options = recipe.data
+    found: dict[str, Any] = {"given": options.name}
+    if options.name not in NAMES:
+        found["path"] = _absolute(options.name)
+    elif source_of(options.name) is not None:
+        found["data_dir"] = str(data_directory(data_dir).absolute())
+    if options.test:
+        found["test"] = _absolute(options.test)
+    found["held_out"] = {part.part: {"rule": part.rule, "rows": list(part.rows)} for part in data.held_out}
+    write_atomically(run / "data.json", json.dumps(found) + "\n")
+
+
+def move_data(run: Path, path: Path) -> None:
+    """Let a run know that its data is at another path now."""
+    if not path.exists():
+        raise DataError(f"{path} does not exist")
+    write_atomically(run / "data.json", json.dumps(_remembered(run) | {"path": _absolute(str(path))}) + "\n")
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())
+
+
+def _remembered(run: Path | str | None) -> dict[str, Any]:
+    """Return what a run directory, or the one a model file lies in, remembers of its data."""
+    if run is None:
+        return {}
+    place = Path(run)
+    file = (place if place.is_dir() else place.parent) / "data.json"
+    found = read_json(file)
+    if not all(isinstance(found.get(key, ""), str) for key in ("path", "test", "data_dir")):
+        raise RunError(f"{file} is damaged: it does not say where the data is")
+    return found
+
+
+def _find(name: str, path: str | None, run: Path | str | None) -> str:
+    """Return where the user's own data is: where it was, or where its name leads from here."""
+    if run is None or (name in NAMES and path is None):
+        return name
+    places = [place for place in (path, name) if place]
+    for place in places:
+        if Path(place).expanduser().exists():
+            return place
+    raise DataError(
+        f"the data of {run} is not at {places[0]} any more (it was given as {name}): "
+        "say where it is with --data PATH (data=...)"
+    )

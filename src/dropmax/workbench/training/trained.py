@@ -21,15 +21,13 @@ from dropmax.heads import make_head
 from dropmax.imports import check_import
 from dropmax.workbench.backbones import Origin
 from dropmax.workbench.data import Batches, Dataset, Split, normalise, statistics
-from dropmax.workbench.data.handwriting import is_like_mnist
+from dropmax.workbench.data.mnist import is_like_mnist
 from dropmax.workbench.data.unlabelled import Expected
 from dropmax.workbench.evaluation import Outputs, answer
 from dropmax.workbench.files import parse_json, write_atomically
 from dropmax.workbench.networks import feature_size, make_network
-from dropmax.workbench.networks.initialise import initialise_head
+from dropmax.workbench.networks.common import initialise_head
 from dropmax.workbench.recipes import Recipe, recipe_from_dict
-
-__all__ = ["TrainedModel", "build", "load_model", "save_model", "write_model"]
 
 _MOST_STORED = 2304  # the side of stored images for the largest image_size, 2048
 
@@ -100,18 +98,12 @@ class TrainedModel:
     @property
     def expected(self) -> Expected:
         """What new rows must look like: shape, columns, classes, and whether to prepare images as MNIST's digits."""
-        mean = None if self.brightness is None else self.brightness[0]
+        data, mean = self.recipe.data, None if self.brightness is None else self.brightness[0]
+        digits = is_like_mnist(data.name, self.input_shape, self.classes, mean)
         return Expected(
-            self.input_shape,
-            self.stored_size,
-            self.columns,
-            self.classes,
-            self.recipe.data.label_column or "label",
-            self.recipe.data.id_column,
-            is_like_mnist(self.recipe.data.name, self.input_shape, self.classes, mean),
-            self.origin,
-            self.recipe.data.text_column,
-        )
+            self.input_shape, self.stored_size, self.columns, self.classes, data.label_column or "label",
+            data.id_column, digits, self.origin, data.text_column,
+        )  # fmt: skip
 
     def batches(self, split: Split, batch_size: int = 500) -> Iterator[tuple[Tensor, Tensor]]:
         """Return the batches of a split, in order and as the network wants them."""
@@ -140,10 +132,8 @@ def save_model(path: Path, model: Classifier, recipe: Recipe, data: Dataset) -> 
     if data.is_images:
         mean, std = statistics(data.train.inputs)
         brightness, size = (sum(mean) / len(mean), sum(std) / len(std)), data.train.inputs.shape[-1]
-    trained = TrainedModel(
-        model, recipe, data.classes, data.input_shape, data.mean, data.std, size, data.columns, brightness, data.origin
-    )
-    write_model(path, trained)
+    about = data.classes, data.input_shape, data.mean, data.std, size, data.columns, brightness, data.origin
+    write_model(path, TrainedModel(model, recipe, *about))
 
 
 def write_model(path: Path, trained: TrainedModel) -> None:
@@ -183,7 +173,8 @@ def load_model(path: Path | str, *, device: torch.device | str = "cpu", trust_co
         # From bytes: load_file and safe_open of safetensors 0.8 never give back the memory of the tensors' names.
         content = file.read_bytes()
         tensors = safetensors.torch.load(content)
-        about = _read_about(json.loads(_metadata(content)["dropmax"]))
+        header = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")].decode())
+        about = _read_about(json.loads(header["__metadata__"]["dropmax"]))
         recipe = recipe_from_dict(about["recipe"], str(file))
         check_imports(recipe, str(file), trust_code)
         input_shape, classes = tuple(about["input_shape"]), tuple(about["classes"])
@@ -220,17 +211,10 @@ def check_imports(recipe: Recipe, source: str, trust_code: bool) -> None:
         check_import(what, table["name"], source, trust_code)
 
 
-def _metadata(content: bytes) -> dict[str, str]:
-    """Return what a safetensors file says about itself: its header is JSON, after eight bytes that say how long."""
-    found: dict[str, str] = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")].decode())["__metadata__"]
-    return found
-
-
 def _shapes(recipe: Recipe, input_shape: tuple[int, ...], num_classes: int) -> dict[str, tuple[int, ...]] | None:
-    """Return the shapes of the tensors a recipe's model has, without making them.
+    """Return the shapes of a model's tensors without making them: a short file can name a network of gigabytes.
 
-    A file of a hundred bytes can name a network of a hundred gigabytes; this is how to know in time. A network or head
-    from elsewhere may not know how to be made without numbers: then None.
+    A network or head from elsewhere may not know how to be made without numbers: then None.
     """
     head = {key: value for key, value in recipe.head.items() if key != "class_weight"}  # its values are looked at
     try:

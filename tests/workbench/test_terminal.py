@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from dropmax.workbench import progress as module
-from dropmax.workbench.progress import progress
+from dropmax.workbench import terminal as module
+from dropmax.workbench.terminal import progress
 
 
 @pytest.mark.parametrize(

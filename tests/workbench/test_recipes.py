@@ -15,7 +15,7 @@ from dropmax.heads import HEADS, PAPER_OBJECTIVE, make_head
 from dropmax.workbench.networks import make_network
 from dropmax.workbench.recipes import TrainingOptions, load_recipe, parse_override, recipe_names
 from dropmax.workbench.training import load_data, load_model, train
-from dropmax.workbench.training.optimizer import make_optimizer
+from dropmax.workbench.training.session import make_optimizer
 from dropmax.workbench.training.trained import build
 
 NAMES = recipe_names()

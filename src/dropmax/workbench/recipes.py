@@ -1,4 +1,4 @@
-"""Recipes: everything that decides a run, in one small TOML file a person can read.
+"""Recipes: everything that decides a run, in a small TOML file. Those of the package are in ``recipes.toml``.
 
 A recipe has four tables. ``[data]`` and ``[training]`` hold the fields below; ``[network]`` and ``[head]`` hold a
 ``name`` and the options of that network or head. ``[heads.NAME]`` may hold options that apply when that head is
@@ -26,20 +26,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = [
-    "DataOptions",
-    "Recipe",
-    "TrainingOptions",
-    "find_recipe",
-    "is_known",
-    "load_recipe",
-    "parse_override",
-    "parse_toml",
-    "recipe_for",
-    "recipe_from_dict",
-    "recipe_names",
-]
-
 
 @dataclasses.dataclass(frozen=True)
 class _Limits:
@@ -57,9 +43,8 @@ class _Limits:
         if self.least is not None and value < self.least:
             raise InvalidValue(f"{source}: {name} must be at least {self.least}, got {value}")
         if self.positive is not None and not (0 < value < math.inf or (value == 0 and not self.positive)):
-            raise InvalidValue(
-                f"{source}: {name} must be finite and {'above' if self.positive else 'not below'} 0, got {value}"
-            )
+            bound = "above" if self.positive else "not below"
+            raise InvalidValue(f"{source}: {name} must be finite and {bound} 0, got {value}")
 
 
 _Count = Annotated[int, _Limits(least=1)]
@@ -68,22 +53,17 @@ _Positive = Annotated[float, _Limits(positive=True)]
 _NotNegative = Annotated[float, _Limits(positive=False)]
 
 
-def _one_of(*choices: str) -> Any:
-    return _Limits(choices=choices)
-
-
 @dataclasses.dataclass(frozen=True)
 class DataOptions:
     """``[data]``: what to learn from."""
 
     name: str  #: a known data set, or the path of a folder or file
-    augment: Annotated[str, _one_of("none", "crop-flip", "resize-crop-flip")] = "none"
+    augment: Annotated[str, _Limits(choices=("none", "crop-flip", "resize-crop-flip"))] = "none"
     standardise: bool = True  #: whether to give each channel mean 0 and deviation 1; otherwise pixels are in [0, 1]
     image_size: _Size = 0  #: side of the images for data sets of differing sizes; 0 takes the data set's default
     train_size: _Size = 0  #: use this many training examples; 0 means all
-    validation_size: Annotated[
-        int, _Limits(least=-1)
-    ] = -1  #: hold this many out; 0 means none, -1 takes the data set's default
+    #: hold this many out; 0 means none, -1 takes the data set's default
+    validation_size: Annotated[int, _Limits(least=-1)] = -1
     label_column: str = ""  #: of .csv and .parquet tables; "label" by default
     id_column: str = ""  #: of these tables: names the rows, and is no feature
     test: str = ""  #: path of a second folder or file with the test part; for data of your own
@@ -102,22 +82,22 @@ class TrainingOptions:
     epochs: _Count = 100
     batch_size: _Count = 128
     #: "adam" has weight decay as an L2 penalty
-    optimizer: Annotated[str, _one_of("adam", "adamw", "sgd")] = "adam"
+    optimizer: Annotated[str, _Limits(choices=("adam", "adamw", "sgd"))] = "adam"
     learning_rate: _Positive = 1e-3
     momentum: _NotNegative = 0.9  #: of sgd
-    schedule: Annotated[str, _one_of("step", "cosine")] = "step"
+    schedule: Annotated[str, _Limits(choices=("step", "cosine"))] = "step"
     milestones: tuple[float, ...] = ()  #: shares of the epochs after which the rate is multiplied by decay_factor
     decay_factor: _Positive = 0.1
     weight_decay: _NotNegative = 0.0
     #: parameter groups of the head without weight decay
-    decay_exempt: Annotated[tuple[str, ...], _one_of("psi", "theta", "phi")] = ("theta",)
+    decay_exempt: Annotated[tuple[str, ...], _Limits(choices=("psi", "theta", "phi"))] = ("theta",)
     decay_biases: bool = True  #: whether weight decay is also of biases and batch norms
     mixup: _NotNegative = 0.0  #: both parameters of the Beta distribution that mixes pairs of inputs; 0 mixes none
-    #: weights the head starts from (:func:`dropmax.workbench.networks.initialise.initialise_head`)
-    head_init: Annotated[str, _one_of("default", "glorot", "truncated-normal")] = "default"
+    #: weights the head starts from (:func:`dropmax.workbench.networks.common.initialise_head`)
+    head_init: Annotated[str, _Limits(choices=("default", "glorot", "truncated-normal"))] = "default"
     clip_norm: _NotNegative = 0.0  #: largest norm of the gradient; 0 means no clipping
     #: the last two are autocast
-    precision: Annotated[str, _one_of("float32", "bfloat16", "float16")] = "float32"
+    precision: Annotated[str, _Limits(choices=("float32", "bfloat16", "float16"))] = "float32"
     channels_last: bool = False
     compile: bool = False
     validate_every: _Count = 1  #: epochs between measurements on the validation set
@@ -171,31 +151,23 @@ class Recipe:
 
         Choosing another head drops the options of the one before and takes those under ``[heads.NAME]``.
         """
-        tables = self.to_dict()
-        tables["heads"] = {k: dict(v) for k, v in self.heads.items()}
-        ordered = sorted(values.items(), key=lambda item: not item[0].endswith(".name"))
-        for dotted, value in ordered:
+        tables = {**self.to_dict(), "heads": self.heads}
+        for dotted, value in sorted(values.items(), key=lambda item: not item[0].endswith(".name")):
             table, _, key = dotted.partition(".")
             if table not in ("data", "network", "head", "training") or not key:
-                raise InvalidValue(
-                    f"cannot set {dotted!r}: name a value as data.KEY, network.KEY, head.KEY or training.KEY"
-                )
+                tables_of = "data.KEY, network.KEY, head.KEY or training.KEY"
+                raise InvalidValue(f"cannot set {dotted!r}: name a value as {tables_of}")
             if table in ("head", "network") and key == "name" and tables[table]["name"] != value:
-                tables[table] = {"name": value}
-                if table == "head":
-                    tables[table] |= self.heads.get(str(value), {})
+                tables[table] = {"name": value}  # the options of that head come from [heads]
             else:
                 tables[table][key] = value
         return recipe_from_dict(tables, "the command line")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the tables of the resolved recipe."""
-        return {
-            "data": dataclasses.asdict(self.data),
-            "network": dict(self.network),
-            "head": dict(self.head),
-            "training": dataclasses.asdict(self.training),
-        }
+        found = dataclasses.asdict(self)
+        del found["heads"]
+        return found
 
     def to_toml(self) -> str:
         """Return the resolved recipe as TOML; :func:`load_recipe` reads it back.
@@ -221,16 +193,15 @@ def recipe_names() -> list[str]:
 
 @functools.cache
 def _built_in() -> dict[str, dict[str, Any]]:
-    """Return the tables of every recipe in the package's files; one ``like`` another has what it does not change."""
+    """Return the tables of every recipe of the package; one ``like`` another has what it does not change."""
     found: dict[str, dict[str, Any]] = {}
-    for file in resources.files(__package__).iterdir():
-        if file.name.endswith(".toml"):
-            for name, changed in parse_toml(file.read_text(encoding="utf-8"), file.name).items():
-                tables = copy.deepcopy(found[changed.pop("like")]) if "like" in changed else {}
-                for table, values in changed.items():
-                    is_another = table == "network" and "name" in values
-                    tables[table] = values if is_another else {**tables.get(table, {}), **values}
-                found[name] = tables
+    text = resources.files("dropmax.workbench").joinpath("recipes.toml").read_text(encoding="utf-8")
+    for name, changed in parse_toml(text, "recipes.toml").items():
+        tables = copy.deepcopy(found[changed.pop("like")]) if "like" in changed else {}
+        for table, values in changed.items():
+            is_another = table == "network" and "name" in values
+            tables[table] = values if is_another else {**tables.get(table, {}), **values}
+        found[name] = tables
     return found
 
 
@@ -243,14 +214,13 @@ def find_recipe(data: str, variant: str | None = None) -> str:
     names = recipe_names()
     if data in names and variant is None:
         return data
-    variants = [name.split(".", 1)[1] for name in names if name.split(".", 1)[0] == data]
+    variants = [name.partition(".")[2] for name in names if name.partition(".")[0] == data]
     if not variants:
-        known = sorted({name.split(".")[0] for name in names if not name.startswith("own-")})
+        known = sorted({name.partition(".")[0] for name in names if not name.startswith("own-")})
         raise InvalidValue(unknown("data set", data, known, "for your own data, give the path of a folder or file"))
     if variant is None:
-        usual = next((name for name in ("released", "paper", "small") if name in variants), variants[0])
-        return f"{data}.{usual}"
-    if variant not in variants:
+        variant = next((name for name in ("released", "paper", "small") if name in variants), variants[0])
+    elif variant not in variants:
         raise InvalidValue(unknown(f"recipe for {data}", variant, variants))
     return f"{data}.{variant}"
 
@@ -261,8 +231,7 @@ def is_known(data: str) -> bool:
     >>> is_known("mnist-1k"), is_known("mnist-1k.npz")
     (True, False)
     """
-    names = [name for name in recipe_names() if not name.startswith("own-")]
-    return data in names or any(name.split(".", 1)[0] == data for name in names)
+    return any(data in (name, name.partition(".")[0]) for name in recipe_names() if not name.startswith("own-"))
 
 
 def recipe_for(data: str, variant: str | None = None) -> tuple[str, Recipe]:
@@ -276,19 +245,17 @@ def recipe_for(data: str, variant: str | None = None) -> tuple[str, Recipe]:
     dropmax.errors.InvalidValue: no-such-file.csv does not exist: give the path of a folder of images, .npz, ...
     """
     path = Path(data).expanduser()
-    is_own = not is_known(data) and (path.exists() or path.suffix.lower() in _TABLES or len(path.parts) > 1)
+    is_table = path.suffix.lower() in (".npz", ".csv", ".parquet")
+    is_own = not is_known(data) and (path.exists() or is_table or len(path.parts) > 1)
     if not is_own:
         full_name = find_recipe(data, variant)
         return full_name, load_recipe(full_name)
     if not path.exists():
         raise InvalidValue(f"{data} does not exist: give the path of a folder of images, .npz, .csv or .parquet")
-    if not path.is_dir() and path.suffix.lower() not in _TABLES:
+    if not path.is_dir() and not is_table:
         raise InvalidValue(f"{data} is of a kind that cannot be read: give a folder of images, .npz, .csv or .parquet")
     full_name = find_recipe("own-images" if path.is_dir() else "own-features", variant)
     return full_name, load_recipe(full_name).override({"data.name": data})
-
-
-_TABLES = (".npz", ".csv", ".parquet")
 
 
 def load_recipe(name: str | Path, variant: str | None = None) -> Recipe:
@@ -366,15 +333,15 @@ def recipe_from_dict(tables: Mapping[str, Any], source: str) -> Recipe:
         if not isinstance(options, Mapping):
             raise InvalidType(f"{source}: [heads.{name}] must be a table, got {options!r}")
     data = dict(tables["data"])
-    if data.keys() >= _FORMER_KEYS and "id_column" not in data and data["validation_size"] == 0:
+    former = {"name", "augment", "image_size", "train_size", "validation_size", "label_column"}
+    if data.keys() >= former and "id_column" not in data and data["validation_size"] == 0:
         data["validation_size"] = -1  # a stored recipe of a version in which 0 stood for the data set's default
     heads = {name: dict(options) for name, options in tables.get("heads", {}).items()}
-    head = dict(tables["head"])
-    head = {"name": head["name"], **heads.get(head["name"], {}), **head}
+    name = tables["head"]["name"]
     recipe = Recipe(
         data=_fill(DataOptions, data, "data", source),
         network=dict(tables["network"]),
-        head=head,
+        head={"name": name, **heads.get(name, {}), **tables["head"]},
         training=_fill(TrainingOptions, tables.get("training", {}), "training", source),
         heads=heads,
     )
@@ -385,13 +352,8 @@ def recipe_from_dict(tables: Mapping[str, Any], source: str) -> Recipe:
             _refuse_strange(value, f"{source}: {table}.{key}")
     shares = recipe.training.milestones
     if any(not 0 < share < 1 for share in shares):
-        raise InvalidValue(
-            f"{source}: training.milestones are shares of the epochs between 0 and 1, got {list(shares)}"
-        )
+        raise InvalidValue(f"{source}: training.milestones are shares of the epochs between 0 and 1, got {[*shares]}")
     return recipe
-
-
-_FORMER_KEYS = {"name", "augment", "image_size", "train_size", "validation_size", "label_column"}
 
 
 def _refuse_strange(value: Any, where: str) -> None:
@@ -435,6 +397,6 @@ def _toml(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
     if isinstance(value, float):
-        return repr(value) if value == value and abs(value) != float("inf") else str(value)
+        return repr(value)
     # A JSON string, number or boolean is a TOML one; except that TOML wants the character 127 escaped.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
