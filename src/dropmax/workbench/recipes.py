@@ -81,6 +81,8 @@ class TrainingOptions:
 
     epochs: _Count = 100
     batch_size: _Count = 128
+    #: steps per epoch, at least: where rows are few, batches are smaller, down to 16 rows
+    least_steps: _Count = 1
     #: "adam" has weight decay as an L2 penalty
     optimizer: Annotated[str, _Limits(choices=("adam", "adamw", "sgd"))] = "adam"
     learning_rate: _Positive = 1e-3
@@ -108,6 +110,14 @@ class TrainingOptions:
     refit: bool = False  #: whether to train once more at the end, on training and validation rows together
     checkpoint_seconds: _NotNegative = 20.0  #: least time between checkpoints; the last epoch always makes one
     seed: _Size = 0
+
+    def rows_per_step(self, num_rows: int, processes: int = 1) -> int:
+        """Return the batch size for this many training rows, which each of the processes has its share of.
+
+        >>> TrainingOptions(batch_size=128, least_steps=10).rows_per_step(500)
+        50
+        """
+        return min(self.batch_size, max(16, num_rows // self.least_steps) // processes * processes)
 
     def learning_rate_at(self, epoch: int) -> float:
         """Return the learning rate of an epoch, counted from 0."""

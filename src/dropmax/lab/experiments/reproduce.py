@@ -176,7 +176,7 @@ def _seconds_of_a_run(recipe: Recipe, data: Dataset) -> float:
     seconds = (end - started) / steps
     validations = -(-options.epochs // options.validate_every) + 1
     forward_rows = validations * len(data.validation) + len(data.test)
-    forward = _SHARE_OF_FORWARD * forward_rows * seconds / min(options.batch_size, len(data.train))
+    forward = _SHARE_OF_FORWARD * forward_rows * seconds / min(options.rows_per_step(len(data.train)), len(data.train))
     return options.epochs * len(session.batches) * seconds + forward
 
 

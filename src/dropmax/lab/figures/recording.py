@@ -115,7 +115,7 @@ class _Watcher(Callback):
         self.batches = run.trained.batches
         self.total = len(session.batches) * session.recipe.training.epochs
         self.window = math.ceil(self.total / _POINTS)
-        trained_on = self.total * session.recipe.training.batch_size
+        trained_on = self.total * session.batch_size
         tests = min(_TESTS, max(_TESTS // 3, trained_on // max(1, len(self.test))))
         self.test_every = math.ceil(self.total / tests)
         self.steps_seen = 0

@@ -109,8 +109,9 @@ class Session:
         needs_scaling = options.precision == "float16" and self.device.type == "cuda"
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=needs_scaling)
         self.order = torch.Generator().manual_seed(options.seed)
+        self.batch_size = options.rows_per_step(len(data.train), ranks.world_size)
         self.batches = Batches(
-            data.train, options.batch_size, data.mean, data.std, recipe.data.augment,  # type: ignore[arg-type]
+            data.train, self.batch_size, data.mean, data.std, recipe.data.augment,  # type: ignore[arg-type]
             shuffle=True, generator=self.order, device=self.device,
         ).of_rank(ranks.rank, ranks.world_size)  # fmt: skip
         self.validation = Batches(
@@ -172,7 +173,7 @@ class Session:
         Every rank draws the noise of the whole batch and takes its own rows: the masks of a single process.
         """
         options, ranks = self.recipe.training, self.ranks
-        rows = min(options.batch_size, len(self.data.train) - self.step * options.batch_size)  # over all ranks
+        rows = min(self.batch_size, len(self.data.train) - self.step * self.batch_size)  # over all ranks
         noise, shape = None, self.model.head.noise_shape(rows) if ranks.world_size > 1 else None
         if shape is not None:
             noise = torch.rand(shape, device=self.device)[..., ranks.rank :: ranks.world_size, :]
