@@ -70,7 +70,6 @@ def reproduce(
     1
     """
     from dropmax.heads import MODES
-    from dropmax.workbench.training import Interrupted
 
     for mode in modes or ():
         check_choice("mode", mode, MODES)
@@ -92,12 +91,7 @@ def reproduce(
             store.join(plan, command)  # only now: a mistake in the plan leaves nothing behind
             if not quiet:
                 print("\n".join(_announcement(progress, engine.name)), file=sys.stderr, flush=True)
-            try:
-                with progress:
-                    engine.run(schedule, progress.show_runs, options)
-            except KeyboardInterrupt:
-                done = f"{len(schedule.results)} of {plan.count} runs done"
-                raise Interrupted(f"stopped with {done}; the same command resumes from here") from None
+            _run(engine, progress, options)
         write_tables(store)
     failed = schedule.failed()
     return Outcome(len(schedule.results) - len(failed), schedule.found, failed)
@@ -111,6 +105,18 @@ def _estimates(plan: Plan, data_dir: Path | str | None, engine: Local | Cluster)
         if isinstance(engine, Cluster):  # the data may be on the cluster only
             return {}
         raise
+
+
+def _run(engine: Local | Cluster, progress: Progress, options: dict[str, Any]) -> None:
+    from dropmax.workbench.training import Interrupted
+
+    schedule = progress.schedule
+    try:
+        with progress:
+            engine.run(schedule, progress.show_runs, options)
+    except KeyboardInterrupt:
+        done = f"{len(schedule.results)} of {schedule.plan.count} runs done"
+        raise Interrupted(f"stopped with {done}; the same command resumes from here") from None
 
 
 def _announcement(progress: Progress, engine: str) -> list[str]:
