@@ -6,6 +6,7 @@ dotted name, as with ``--set``, and a ``grid`` of lists to tune over.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,13 @@ from dropmax.workbench.recipes import Recipe, parse_toml
 
 __all__ = ["plan_study", "study_names"]
 
-_FILES = resources.files(__package__).joinpath("studies")
+
+@functools.cache
+def _shipped() -> dict[str, Mapping[str, Any]]:
+    """Return the tables of the studies that come with the package: several to a file, each below its name."""
+    folder = resources.files(__package__).joinpath("studies")
+    files = [file for file in folder.iterdir() if file.name.endswith(".toml")]
+    return {name: study for file in files for name, study in parse_toml(file.read_text("utf-8"), file.name).items()}
 
 
 def study_names() -> list[str]:
@@ -39,7 +46,7 @@ def study_names() -> list[str]:
     >>> "mnist-1k-ablation" in study_names()
     True
     """
-    return sorted(file.name.removesuffix(".toml") for file in _FILES.iterdir() if file.name.endswith(".toml"))
+    return sorted(_shipped())
 
 
 def plan_study(
@@ -86,17 +93,16 @@ def plan_study(
 def _read(study: str | Path) -> tuple[str, Path, Mapping[str, Any], Mapping[str, Any]]:
     """Return how to call a study in errors, the folder its paths begin at, and its two tables."""
     path = Path(study)
-    try:
-        if path.suffix == ".toml":
-            source, folder, text = str(path), path.parent, path.read_text(encoding="utf-8")
-        elif str(study) in study_names():
-            source, folder = f"{study}.toml", Path()
-            text = _FILES.joinpath(source).read_text(encoding="utf-8")
-        else:
-            raise InvalidValue(unknown("study", str(study), study_names(), "or give a .toml file"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidValue(f"cannot read the study {study}: {getattr(error, 'strerror', None) or error}") from error
-    tables = parse_toml(text, source)
+    if path.suffix == ".toml":
+        source, folder = str(path), path.parent
+        try:
+            tables: Mapping[str, Any] = parse_toml(path.read_text(encoding="utf-8"), source)
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidValue(f"cannot read the study {study}: {getattr(error, 'strerror', None) or error}") from error
+    elif str(study) in study_names():
+        source, folder, tables = f"the study {study}", Path(), _shipped()[str(study)]
+    else:
+        raise InvalidValue(unknown("study", str(study), study_names(), "or give a .toml file"))
     _check_keys(source, "table", tables, ("base", "variants"))
     base, variants = (_table(tables.get(name) or None, f"{source}: [{name}]") for name in ("base", "variants"))
     _check_keys(source, "key of [base]", base, ("data", "recipe", "runs", "overrides"))
