@@ -220,12 +220,11 @@ def edge_sentence(studies: str) -> str:
     on_edge = [f"{variant} in `{name}` ({'; '.join(words)})" for name, variant, words in rows if words]
     if not on_edge:
         return f"None of the {len(rows)} winners of tuning is on an edge of its grid.\n"
+    shown = on_edge
     if len(on_edge) > 12:  # too many to list: how often each value won
         counts = Counter(word for _, _, words in rows for word in words)
-        on_edge = [f"{word} ({count})" for word, count in counts.most_common()]
-        winners = sum(bool(words) for *_, words in rows)
-        return f"{winners} of {len(rows)} winners of tuning on an edge of its grid: {'; '.join(on_edge)}.\n"
-    return f"{len(on_edge)} of {len(rows)} winners of tuning on an edge of its grid: {', '.join(on_edge)}.\n"
+        shown = [f"{word} ({count} times)" for word, count in counts.most_common()]
+    return f"{len(on_edge)} of {len(rows)} winners of tuning on an edge of its grid: {'; '.join(shown)}.\n"
 
 
 def render(text: str) -> str:

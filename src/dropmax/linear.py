@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from dropmax.errors import InvalidType, InvalidValue
 
-__all__ = ["LowRankLinear", "Partition", "ShardedLinear", "last_map", "last_maps", "make_map"]
+__all__ = ["LowRankLinear", "Partition", "ShardedLinear", "last_map", "make_map"]
 
 
 def make_map(in_features: int, num_classes: int, rank: int | None = None, **factory: Any) -> nn.Module:
@@ -88,21 +87,6 @@ def last_map(module: nn.Module, rows: Tensor) -> tuple[Tensor, nn.Linear] | None
     if type(last) not in (nn.Linear, ShardedLinear) or not isinstance(last, nn.Linear) or last.bias is None:
         return None
     return None if _is_watched(last) else (inputs, last)
-
-
-def last_maps(modules: Sequence[nn.Module], rows: Tensor) -> list[tuple[Tensor, nn.Linear] | None]:
-    """Return :func:`last_map` of each module; bottlenecks that share their features are one matrix product.
-
-    >>> maps = [nn.Linear(8, 10), LowRankLinear(8, 10, rank=2), LowRankLinear(8, 10, rank=3)]
-    >>> [tuple(inputs.shape) for inputs, _ in last_maps(maps, torch.zeros(4, 8))]
-    [(4, 8), (4, 2), (4, 3)]
-    """
-    narrow = [x for x in modules if isinstance(x, LowRankLinear)]
-    if len(narrow) < 2 or any(type(x.down) is not nn.Linear or _is_watched(x) or _is_watched(x.down) for x in narrow):
-        return [last_map(module, rows) for module in modules]
-    joined = F.linear(rows, torch.cat([x.down.weight for x in narrow]))
-    parts = iter(torch.split(joined, [x.rank for x in narrow], -1))
-    return [last_map(x.up, next(parts)) if isinstance(x, LowRankLinear) else last_map(x, rows) for x in modules]
 
 
 def _is_watched(module: nn.Module) -> bool:

@@ -16,10 +16,6 @@ __all__ = ["combine", "draw_seed", "hashes", "uniform"]
 #: Multipliers of the "lowbias32" mixing function (found by search by C. Wellons), as signed 32-bit numbers.
 _MIX_1, _MIX_2 = 0x7FEB352D, 0x846CA68B - 2**32
 
-#: What the mixing function shifts by, masks with and multiplies by. As tensors torch need not convert them each time.
-_NUMBERS = (16, 0xFFFF, _MIX_1, 15, 0x1FFFF, _MIX_2)
-_TENSORS = tuple(torch.tensor(x, dtype=torch.int32) for x in _NUMBERS)
-
 #: Numbers are odd multiples of 2**-24: 23 bits, never 0 or 1, symmetric about 1/2, and exact in float32.
 _BITS = 23
 
@@ -55,19 +51,10 @@ def hashes(seed: Tensor, num_rows: int, first_class: int, num_classes: int) -> t
     >>> [tuple(x.shape) for x in hashes(draw_seed(), 3, 0, 10)]
     [(3, 1), (10,)]
     """
-    first, second = seed.unbind()
-    rows = torch.arange(num_rows, dtype=torch.int32, device=seed.device).add_(first)
-    classes = torch.arange(first_class, first_class + num_classes, dtype=torch.int32, device=seed.device).add_(second)
-    if torch.compiler.is_compiling():  # joined, they would be hashed again for every pair
-        rows, classes = _mixed(_mixed(rows).bitwise_xor_(second)), _mixed(_mixed(classes).add_(first))
-        return rows.unsqueeze(-1), classes
-    numbers = torch.cat([rows, classes])  # without a compiler, each call costs more than the numbers it works on
-    rows, classes = numbers[:num_rows], numbers[num_rows:]
-    _mixed(numbers)
-    rows.bitwise_xor_(second)
-    classes.add_(first)
-    _mixed(numbers)
-    return rows.unsqueeze(-1), classes
+    rows = torch.arange(num_rows, dtype=torch.int32, device=seed.device)
+    classes = torch.arange(first_class, first_class + num_classes, dtype=torch.int32, device=seed.device)
+    by_row = _mixed(_mixed(rows.add_(seed[0])).bitwise_xor_(seed[1]))
+    return by_row.unsqueeze_(-1), _mixed(_mixed(classes.add_(seed[1])).add_(seed[0]))
 
 
 def combine(by_row: Tensor, by_class: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -82,8 +69,7 @@ def combine(by_row: Tensor, by_class: Tensor, dtype: torch.dtype = torch.float32
 
 def _mixed(x: Tensor, last_shift: bool = True) -> Tensor:
     """Scramble 32-bit numbers in place, one to one. torch shifts copy the sign: the masks make them plain shifts."""
-    by_16, low_16, mix_1, by_15, low_17, mix_2 = _NUMBERS if torch.compiler.is_compiling() else _TENSORS
-    x.bitwise_xor_((x >> by_16).bitwise_and_(low_16)).mul_(mix_1)
-    x.bitwise_xor_((x >> by_15).bitwise_and_(low_17)).mul_(mix_2)
+    x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(_MIX_1)
+    x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(_MIX_2)
     # The top bits, all that combine() uses, are done already.
-    return x.bitwise_xor_((x >> by_16).bitwise_and_(low_16)) if last_shift else x
+    return x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)) if last_shift else x

@@ -162,3 +162,6 @@ def test_checks_look_at_no_values_where_that_would_stall_a_device() -> None:
     with FakeTensorMode() as mode:  # on the processor, and without values all the same
         fake = make_head("dropmax", 6, 5)(mode.from_tensor(FEATURES))
         assert fake.shape == (4, 5)
+        many = make_head("dropmax", 6, 20_000)  # whose noise is hashed
+        many.loss(mode.from_tensor(FEATURES), mode.from_tensor(torch.zeros(4, dtype=torch.long))).total.backward()
+        assert many.classifier.weight.grad.shape == (20_000, 6)

@@ -19,7 +19,7 @@ from dropmax.heads.base import keep_target
 from dropmax.heads.loss import RowLosses
 from dropmax.heads.masked import MaskedHead
 from dropmax.heads.options import SharedOptions
-from dropmax.linear import LowRankLinear, last_maps
+from dropmax.linear import LowRankLinear, last_map
 from dropmax.losses import losses, losses_of_logits
 from dropmax.objective import LEAST_EPSILON, Options, plain_terms
 from dropmax.walk import Maps, choose_block
@@ -241,7 +241,7 @@ class DropMax(MaskedHead):
 
     def _last_maps(self, rows: Tensor) -> Maps | None:
         """Return the last linear maps of o, a and r; None where one of them is something else."""
-        o, a, r = last_maps([getattr(self, name) for name in self.maps.values()], rows)
+        o, a, r = (last_map(getattr(self, name), rows) for name in self.maps.values())
         if o is None or a is None or r is None:
             return None
         b_inputs = None
