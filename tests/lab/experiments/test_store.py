@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Callable
@@ -47,6 +48,20 @@ def test_a_different_plan_is_refused_and_the_difference_named(
     with pytest.raises(RunError, match=f"holds results of a different plan: {message}; choose another place"):
         store.join(plan(**changes), "dropmax")
     assert store.file.read_bytes() == before
+
+
+def test_a_grid_may_grow_but_not_shrink(store: Store, tmp_path: Path) -> None:
+    small, large = plan(tune="paper"), plan(tune=True)  # four weight decays; the same with three learning rates
+    small_points = [{**point, "training.learning_rate": 1e-3} for point in small.groups[0].points]
+    small = dataclasses.replace(
+        small, groups=tuple(dataclasses.replace(group, points=tuple(small_points)) for group in small.groups)
+    )
+    store = Store(tmp_path / "tuned")
+    fill(store, small, {(head, "mnist-1k"): [0.05, 0.06] for head in ("softmax", "dropmax")})
+    store.join(large, "dropmax")
+    assert [len(group.points) for group in store.plan().groups] == [12, 12]
+    with pytest.raises(RunError, match="12 points there, 4 here"):
+        store.join(small, "dropmax")
 
 
 def rewrite_plan(store: Store, change: Callable[[dict[str, Any]], object]) -> None:

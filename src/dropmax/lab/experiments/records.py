@@ -172,7 +172,8 @@ class PlanRecord(Record):
                 if other.data == group.data and other.recipe_name != group.recipe_name:
                     yield f"--recipe for {group.data}: {other.recipe_name!r} there, {group.recipe_name!r} here"
             stored = there.groups.get(key, group)
-            if group.points != stored.points:
+            grown = bool(stored.points) and all(point in group.points for point in stored.points)
+            if group.points != stored.points and not grown:  # what a smaller grid found is part of a larger one
                 yield f"what is tuned for {key}: {len(stored.points)} points there, {len(group.points)} here"
             if differs := difference(group.recipe, normal(stored.recipe)):
                 yield f"{key}: {differs}"
