@@ -14,7 +14,7 @@ from torch import Tensor
 from dropmax import functional as D
 from dropmax import objective
 from dropmax.losses import losses_of_logits
-from dropmax.noise import draw_seed
+from dropmax.noise import draw_words
 from dropmax.objective import Block, Options, block, plain_terms
 from dropmax.walk import Rows
 
@@ -160,7 +160,7 @@ def test_hard_masks_are_bernoulli_draws_of_the_posterior() -> None:
     a, r = torch.randn(2, 1, 6).expand(2, 20_000, 6).unbind()
     o, t = torch.zeros(20_000, 6), torch.full((20_000,), 2)
     # With equal class logits, the normaliser counts the classes that were kept.
-    kept = losses_of_logits(o, a, None, r, Rows(t, draw_seed()), Options()).cross_entropy.exp()
+    kept = losses_of_logits(o, a, None, r, Rows(t, draw_words(20_000 + 6)), Options()).cross_entropy.exp()
     g = (a + r)[0].sigmoid()
     g[2] = 1.0
     spread = float((g * (1 - g)).sum().sqrt()) / math.sqrt(20_000)

@@ -16,7 +16,7 @@ from dropmax import DropMax, make_head, objective, walk
 from dropmax.errors import InvalidType, InvalidValue
 from dropmax.heads import dropmax as dropmax_head
 from dropmax.losses import all_noise, losses
-from dropmax.noise import draw_seed, uniform
+from dropmax.noise import draw_words, uniform
 from dropmax.objective import Options
 from dropmax.walk import Maps, Rows, choose_block
 
@@ -138,7 +138,7 @@ def test_any_blocks_give_what_the_plain_equations_give(
     noise = torch.rand((rows, classes) if samples == 1 else (samples, rows, classes), dtype=dtype)
     class_weight = torch.rand(classes, dtype=dtype) if weighted else None
     row_weight = None if class_weight is None else class_weight[target]
-    given_rows = Rows(target, draw_seed() if seeded else noise, class_weight, row_weight)
+    given_rows = Rows(target, draw_words(samples * rows + classes) if seeded else noise, class_weight, row_weight)
     with pytest.MonkeyPatch.context() as patch:
         if not keep:
             patch.setattr("dropmax.losses._may_keep", lambda *_: False)
@@ -159,7 +159,8 @@ def test_rows_in_groups_of_any_size(options: dict[str, Any], group: int, monkeyp
     monkeypatch.setattr(objective, "GROUP_NUMBERS", group)
     maps, target = problem(7, 4, 11, torch.float64)
     maps = maps._replace(b_inputs=maps.a_inputs)
-    assert_same(maps, Rows(target, draw_seed()), Options(**options), 4, 1e-10)
+    words = draw_words(7 * options.get("samples", 1) + 11)
+    assert_same(maps, Rows(target, words), Options(**options), 4, 1e-10)
 
 
 @pytest.mark.parametrize("scale", [1e-3, 5.0, 30.0])
@@ -204,14 +205,14 @@ def test_frozen_maps_get_no_gradient() -> None:
     maps, target = problem(3, 4, 7)
     maps.a_weight.requires_grad_(False)
     maps.o_inputs.requires_grad_(False)
-    losses(maps, Rows(target, draw_seed()), Options(), block_size=3).total.sum().backward()
+    losses(maps, Rows(target, draw_words(3 + 7)), Options(), block_size=3).total.sum().backward()
     leaves = (maps.o_inputs, *(maps[i] for i in (1, 2, 4, 5, 7, 8)))
     assert [x is not None and x.grad is None for x in leaves] == [True, False, False, True, False, False, False]
 
 
 def test_a_backward_pass_can_be_repeated() -> None:
     maps, target = problem(3, 4, 7)
-    total = losses(maps, Rows(target, draw_seed()), Options(), block_size=3).total.sum()
+    total = losses(maps, Rows(target, draw_words(3 + 7)), Options(), block_size=3).total.sum()
     inputs = [maps.o_inputs, maps.o_weight, maps.r_bias]
     first = torch.autograd.grad(total, inputs, retain_graph=True)
     torch.testing.assert_close(torch.autograd.grad(total, inputs), first, rtol=0, atol=0)
@@ -229,7 +230,7 @@ def test_blocks_are_even_and_no_wider_than_asked() -> None:
 
 
 def test_noise_is_uniform_and_its_neighbours_are_independent() -> None:
-    u = uniform(draw_seed(), 400, 0, 3000)
+    u = uniform(draw_words(400 + 3000), 400)
     assert 0 < float(u.min()) < 1e-4
     assert 1 - 1e-4 < float(u.max()) < 1
     assert stats.kstest(u.flatten().double().numpy(), "uniform").pvalue > 1e-3
@@ -238,19 +239,19 @@ def test_noise_is_uniform_and_its_neighbours_are_independent() -> None:
     for down, right in ((0, 1), (1, 0), (1, 1), (0, 2), (5, 7)):
         pairs = centred[: 400 - down, : 3000 - right] * centred[down:, right:]
         assert abs(float(pairs.mean())) * size < 4
-    # Rows and classes start from sums of two hashes, so corners of rectangles are where a weak mix would show.
+    # Numbers start from sums of two words, so corners of rectangles are where a weak mix would show.
     corners = centred[:-1, :-1] * centred[1:, 1:] * centred[:-1, 1:] * centred[1:, :-1]
     assert abs(float(corners.mean())) * size < 4
     bits = (u[::2, ::2] > 0.5) * 8 + (u[1::2, ::2] > 0.5) * 4 + (u[::2, 1::2] > 0.5) * 2 + (u[1::2, 1::2] > 0.5)
     assert stats.chisquare(torch.bincount(bits.flatten(), minlength=16).numpy()).pvalue > 1e-3
 
 
-def test_seeds_differ_and_follow_the_global_generator() -> None:
+def test_words_differ_and_follow_the_global_generator() -> None:
     torch.manual_seed(5)
-    first, second = (uniform(draw_seed(), 50, 0, 60) for _ in range(2))
+    first, second = (uniform(draw_words(50 + 60), 50) for _ in range(2))
     assert abs(float(torch.corrcoef(torch.stack([first.flatten(), second.flatten()]))[0, 1])) < 0.08
     torch.manual_seed(5)
-    assert torch.equal(first, uniform(draw_seed(), 50, 0, 60))
+    assert torch.equal(first, uniform(draw_words(50 + 60), 50))
 
 
 # --- the head ---------------------------------------------------------------------------------------------------------

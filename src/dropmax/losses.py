@@ -19,7 +19,7 @@ from torch import Tensor
 from dropmax import walk
 from dropmax.noise import uniform
 from dropmax.objective import Options, RowSums, plain_terms
-from dropmax.walk import Maps, Plan, Rows, backward_walk, forward_walk, is_seed, wide
+from dropmax.walk import Maps, Plan, Rows, backward_walk, forward_walk, is_words, wide
 
 __all__ = ["RowResults", "losses", "losses_of_logits"]
 
@@ -239,11 +239,11 @@ def _plain_totals(
 
 
 def all_noise(noise: Tensor, like: Tensor, options: Options) -> Tensor:
-    """Return the noise of all rows and classes, from a seed if need be."""
-    if not is_seed(noise):
+    """Return the noise of all rows and classes, from words if need be."""
+    if not is_words(noise):
         return noise
     num_rows, num_classes = like.shape
-    whole = uniform(noise, num_rows * options.samples, 0, num_classes, wide(like.dtype))
+    whole = uniform(noise, num_rows * options.samples, wide(like.dtype))
     return whole if options.samples == 1 else whole.view(options.samples, num_rows, num_classes)
 
 

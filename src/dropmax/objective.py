@@ -128,7 +128,7 @@ class Block(NamedTuple):
     r: Tensor | None  # corrections; None where the posterior is the prior, q = p
     column: Tensor  # (N, 1): where the target of each row is
     inside: Tensor | None = None  # (N, 1): whether it is in this block at all; None: all are
-    noise: tuple[Tensor, ...] = ()  # uniform numbers (N, width) or (S, N, width); or hashes of rows and of classes
+    noise: tuple[Tensor, ...] = ()  # uniform numbers (N, width) or (S, N, width); or words of rows and of classes
     class_weight: Tensor | None = None  # (width,), for label smoothing
     row_weight: Tensor | None = None  # (N, 1), the weight of each row's label, for label smoothing
 

@@ -3,7 +3,7 @@
 All ranks of the mesh see the same features and targets. In the loss of DropMax each walks over its own classes; what
 crosses the network is a few numbers per row (:func:`dropmax.walk.over_ranks`) and the gradient of the features.
 Everything else, prediction included, gathers the outputs of the maps and continues as on one machine. Noise is a
-function of a shared seed, the row and the class (:mod:`dropmax.noise`), so the loss and its gradients do not depend
+function of words of the row and the class that all draw from one seed (:mod:`dropmax.noise`), so the loss and its gradients do not depend
 on how many ranks there are.
 """
 

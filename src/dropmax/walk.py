@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dropmax.noise import hashes
 from dropmax.objective import Block, Gradients, Known, Options, RowSums, add_at_target, block, block_of_rows, join
 
 __all__ = ["BLOCK_NUMBERS", "KEPT_BYTES", "Maps", "Plan", "Rows", "choose_block", "compile_blocks"]
@@ -68,13 +67,13 @@ class Rows(NamedTuple):
     """What the objective needs beside logits."""
 
     target: Tensor  # (N,), counted from the first class here; outside where it belongs to another rank
-    noise: Tensor  # uniform numbers (N, K) or (S, N, K), or a seed (dropmax.noise)
+    noise: Tensor  # uniform numbers (N, K) or (S, N, K), or words of S N rows and all classes (dropmax.noise)
     class_weight: Tensor | None = None  # (K,) and
     row_weight: Tensor | None = None  # (N,), the weight of each row's label: both only with label smoothing
 
     def of_classes(self, mine: slice) -> Rows:
         """Return these rows for a rank that has some of the classes."""
-        noise = self.noise if is_seed(self.noise) else self.noise[..., mine]
+        noise = self.noise if is_words(self.noise) else self.noise[..., mine]
         class_weight = None if self.class_weight is None else self.class_weight[mine]
         return Rows(self.target - mine.start, noise, class_weight, self.row_weight)
 
@@ -155,7 +154,8 @@ def forward_walk(
 
 def _renormalise(on_o: Tensor, x: Block, sums: RowSums, total: RowSums, options: Options) -> None:
     """Turn gradients of a softmax over one block into those of the softmax over all classes."""
-    weight = options.cross_entropy_weight
+    weight: Tensor | float = options.cross_entropy_weight
+    weight = weight if x.row_weight is None else weight * x.row_weight
     share = (sums.highest - total.highest).exp() * sums.weighed / total.weighed
     add_at_target(add_at_target(on_o, x, weight).mul_(share.unsqueeze(-1)), x, -weight)
 
@@ -201,7 +201,7 @@ def make_block(
     if width < plan.all_classes:  # some targets are elsewhere
         index = column.clamp(0, width - 1)
         column, inside = index, index == column
-    # The last of them has the classes: uniform numbers (..., N, K), or hashes of the rows and of the classes.
+    # The last of them has the classes: uniform numbers (..., N, K), or words of the rows and of the classes.
     noise = drawn
     if drawn and drawn[-1].shape[-1] != width:
         noise = (*drawn[:-1], drawn[-1][..., here])
@@ -219,17 +219,18 @@ def _places(x: Block, plan: Plan, kinds: int) -> Gradients:
 
 
 def draw(noise: Tensor, num_rows: int, num_classes: int, options: Options, plan: Plan) -> tuple[Tensor, ...]:
-    """Return the noise, or from a seed the hashes of rows and of classes, from which each block makes its own."""
-    if not is_seed(noise):
+    """Return the noise, or the words of rows and of the classes here, from which each block makes its own."""
+    if not is_words(noise):
         return (noise,)
-    by_row, by_class = hashes(noise, num_rows * options.samples, plan.first_class, num_classes)
+    count = num_rows * options.samples
+    by_row, by_class = noise[:count, None], noise[count + plan.first_class :][:num_classes]
     return by_row if options.samples == 1 else by_row.view(options.samples, num_rows, 1), by_class
 
 
-def is_seed(noise: Tensor) -> bool:
-    """Say whether this is a seed, and not the noise itself.
+def is_words(noise: Tensor) -> bool:
+    """Say whether these are the words of rows and classes, and not the noise itself.
 
-    >>> is_seed(torch.rand(2, 3))
+    >>> is_words(torch.rand(2, 3))
     False
     """
     return not noise.is_floating_point()

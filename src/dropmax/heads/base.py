@@ -32,7 +32,7 @@ from dropmax.heads.loss import REDUCTIONS, Loss, RowLosses, expected_losses
 from dropmax.heads.options import option_defaults, option_names, unknown_option
 from dropmax.imports import import_name
 from dropmax.linear import Partition, make_map
-from dropmax.noise import draw_seed, uniform
+from dropmax.noise import draw_words, uniform
 from dropmax.topk import BLOCK_NUMBERS, MODES, TopK, row_blocks, topk
 
 __all__ = ["MODES", "Head", "Loss", "keep_target"]
@@ -509,12 +509,16 @@ class Head(nn.Module):
             return noise
         dtype = _wide(like).dtype
         if torch.compiler.is_compiling() and not is_exporting():  # a compiler fuses the hash into what uses the noise
-            return uniform(self.draw_seed(like.device), math.prod(shape[:-1]), 0, shape[-1], dtype).view(*shape)
+            return uniform(self.draw_words(shape, like.device), math.prod(shape[:-1]), dtype).view(*shape)
         return self._of_first_rank(torch.rand(*shape, dtype=dtype, device=like.device))
 
-    def draw_seed(self, device: torch.device) -> Tensor:
-        """Draw a seed (:mod:`dropmax.noise`), the same on all ranks that share the classes."""
-        return self._of_first_rank(draw_seed(device))
+    def draw_words(self, shape: Sequence[int], device: torch.device) -> Tensor:
+        """Draw the words (:mod:`dropmax.noise`) of noise of this shape, the same on all ranks that share the classes."""
+        count, generator = math.prod(shape[:-1]) + shape[-1], None
+        if self.partition is not None:  # one number crosses the network, not one per class
+            seed = self._of_first_rank(torch.randint(2**62, (1,), device=device))
+            generator = torch.Generator(device).manual_seed(int(seed))
+        return draw_words(count, device, generator)
 
     def _of_first_rank(self, drawn: Tensor) -> Tensor:
         return drawn if self.partition is None else self.partition.of_first_rank(drawn)

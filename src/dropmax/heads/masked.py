@@ -126,15 +126,16 @@ class MaskedHead(Head):
         return self.fused and self.epsilon >= LEAST_EPSILON and not is_transformed(*tensors)
 
     def rows_of(self, target: Tensor, noise: Tensor | None, like: Tensor) -> Rows:
-        """Return what the fast form needs beside logits; a seed stands for noise that is to be drawn."""
+        """Return what the fast form needs beside logits; large noise is words, from which blocks make their own."""
         class_weight = row_weight = None
         if self.class_weight is not None and self.label_smoothing:  # else a factor of the whole row
             class_weight = self.class_weight.to(_wide(like).dtype)
             row_weight = class_weight[target]
         if noise is None:
-            small = math.prod(self.noise_shape(len(target)) or ()) <= SMALL_NOISE
-            noise = self.draw_noise(None, like) if small else None
-        return Rows(target, self.draw_seed(like.device) if noise is None else noise, class_weight, row_weight)
+            shape = self.noise_shape(len(target)) or (0,)
+            noise = self.draw_noise(None, like) if math.prod(shape) <= SMALL_NOISE else None
+            noise = self.draw_words(shape, like.device) if noise is None else noise
+        return Rows(target, noise, class_weight, row_weight)
 
     def report(self, found: RowResults, target: Tensor) -> RowLosses:
         """Return the loss of each row from the results of the fast form; its terms are computed on first access."""
