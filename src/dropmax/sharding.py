@@ -3,8 +3,8 @@
 All ranks of the mesh see the same features and targets. In the loss of DropMax each walks over its own classes; what
 crosses the network is a few numbers per row (:func:`dropmax.walk.over_ranks`) and the gradient of the features.
 Everything else, prediction included, gathers the outputs of the maps and continues as on one machine. Noise is a
-function of words of the row and the class that all draw from one seed (:mod:`dropmax.noise`), so the loss and its gradients do not depend
-on how many ranks there are.
+function of words of the row and of the class, which all ranks draw from one seed (:mod:`dropmax.noise`), so the loss
+and its gradients do not depend on how many ranks there are.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from dropmax.classifier import Classifier
 from dropmax.heads import DropMax
-from dropmax.heads.masked import SMALL_NOISE
 from dropmax.objective import Block, block
 from dropmax.workbench.networks import MLP
 
@@ -42,7 +41,7 @@ def choose_step(model: Classifier, num_rows: int) -> Step:
         and head.class_weight is None
         and not head.needs_all_classes()
         and not head.chunk_classes
-        and head.samples * num_rows * head.num_classes <= SMALL_NOISE  # more would not fit into the cache
+        and head.samples * num_rows * head.num_classes <= 2**16  # more would not fit into the cache
         and all(parameter.requires_grad for parameter in model.parameters())
     )
     return by_hand if usual else by_autograd

@@ -513,7 +513,7 @@ class Head(nn.Module):
         return self._of_first_rank(torch.rand(*shape, dtype=dtype, device=like.device))
 
     def draw_words(self, shape: Sequence[int], device: torch.device) -> Tensor:
-        """Draw the words (:mod:`dropmax.noise`) of noise of this shape, the same on all ranks that share the classes."""
+        """Draw the words (:mod:`dropmax.noise`) of noise of this shape, alike on all ranks that share the classes."""
         count, generator = math.prod(shape[:-1]) + shape[-1], None
         if self.partition is not None:  # one number crosses the network, not one per class
             seed = self._of_first_rank(torch.randint(2**62, (1,), device=device))

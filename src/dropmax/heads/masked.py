@@ -31,8 +31,8 @@ from dropmax.walk import Rows
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-#: Up to this many uniform numbers are drawn by one call of torch.rand; more by a hash, block by block.
-SMALL_NOISE = 2**16
+#: Up to this many uniform numbers torch.rand is faster than the hash, which more are made by, block by block.
+SMALL_NOISE = 2**14
 
 #: Monte Carlo works on this many numbers at once: enough to be fast, small enough for a laptop.
 _MC_BLOCK = 2**22
