@@ -20,6 +20,9 @@ _MIX_1, _MIX_2 = 0x7FEB352D, 0x846CA68B - 2**32
 #: Numbers are odd multiples of 2**-24: 23 bits, never 0 or 1, symmetric about 1/2, and exact in float32.
 _BITS = 23
 
+#: The bits of the float32 number 1.5, the middle of [1, 2).
+_ONE_AND_A_HALF = 0x3FC00000
+
 
 def draw_words(count: int, device: torch.device | str = "cpu", generator: torch.Generator | None = None) -> Tensor:
     """Return random 32-bit words, of the rows first and then of all classes; from torch's global generator by default.
@@ -51,7 +54,14 @@ def combine(by_row: Tensor, by_class: Tensor, dtype: torch.dtype = torch.float32
     True
     """
     x = by_row + by_class
+    shifted = x >> 16
     # torch shifts copy the sign: the masks make them plain shifts.
-    x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(_MIX_1)
-    x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(_MIX_2)  # a last shift would change bits that go unused
-    return x.bitwise_right_shift_(32 - _BITS).to(dtype).mul_(2.0**-_BITS).add_(0.5 + 2.0 ** -(_BITS + 1))
+    x.bitwise_xor_(shifted.bitwise_and_(0xFFFF)).mul_(_MIX_1)
+    if torch.compiler.is_compiling():  # which needs no memory for what stands between
+        x = (x ^ ((x >> 15) & 0x1FFFF)) * _MIX_2
+        return (x >> (32 - _BITS)).to(dtype) * 2.0**-_BITS + (0.5 + 2.0 ** -(_BITS + 1))
+    torch.bitwise_right_shift(x, 15, out=shifted)
+    x.bitwise_xor_(shifted.bitwise_and_(0x1FFFF)).mul_(_MIX_2)  # a last shift would change bits that go unused
+    # As the digits of a float, the upper 23 bits are a number in [1, 2): no conversion, and no more memory.
+    x.bitwise_right_shift_(32 - _BITS).add_(_ONE_AND_A_HALF)
+    return x.view(torch.float32).sub_(1 - 2.0 ** -(_BITS + 1)).to(dtype)

@@ -226,7 +226,7 @@ def block_of_rows(
     on_a = torch.add(on_a, _weighted(slope, 1.0, x.row_weight), alpha=options.entropy_weight, out=out.a)
     on_r = None
     if x.r is not None:
-        slope = _weighted(torch.ops.aten.sigmoid_backward(x.r, rarer), options.kl_weight, x.row_weight)
+        slope = _weighted(_times_slope(x.r, rarer), options.kl_weight, x.row_weight)
         on_b = slope if on_b is None else slope.add_(on_b)
         on_r = torch.add(on_b, _weighted(rising, 1.0, x.row_weight), alpha=options.auxiliary_weight, out=out.r)
     if out.b is not None and on_b is not None:
@@ -383,6 +383,13 @@ def _above(x: Tensor, threshold: Tensor | float, out: Tensor | None = None) -> T
 def _over(x: Tensor) -> Tensor | None:
     """Return where to put a result that may overwrite ``x``; None inside of a compiler, which decides by itself."""
     return None if torch.compiler.is_compiling() else x
+
+
+def _times_slope(x: Tensor, s: Tensor) -> Tensor:
+    """Return ``x s (1 - s)`` in the memory of ``s``."""
+    if torch.compiler.is_compiling():
+        return torch.ops.aten.sigmoid_backward(x, s)
+    return torch.ops.aten.sigmoid_backward.grad_input(x, s, grad_input=s)
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:
