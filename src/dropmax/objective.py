@@ -388,8 +388,10 @@ def _over(x: Tensor) -> Tensor | None:
 def _times_slope(x: Tensor, s: Tensor) -> Tensor:
     """Return ``x s (1 - s)`` in the memory of ``s``."""
     if torch.compiler.is_compiling():
-        return torch.ops.aten.sigmoid_backward(x, s)
-    return torch.ops.aten.sigmoid_backward.grad_input(x, s, grad_input=s)
+        found: Tensor = torch.ops.aten.sigmoid_backward(x, s)
+    else:
+        found = torch.ops.aten.sigmoid_backward.grad_input(x, s, grad_input=s)
+    return found
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:
