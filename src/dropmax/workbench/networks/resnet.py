@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dropmax.checks import check_probability
 from dropmax.errors import InvalidValue, check_choice
 from dropmax.workbench.networks.common import check_image_shape, check_sizes, kaiming
 
@@ -73,6 +74,7 @@ class _Residual(nn.Module):
     """Convolution, batch norm, relu and pooling; stages of blocks, each but the first at half size; global average."""
 
     out_features: int
+    dropout: float = 0.0
 
     def _build(
         self, stem: nn.Conv2d, pool: nn.Module, widths: Sequence[int], blocks: Sequence[int], shortcut: str
@@ -101,7 +103,7 @@ class _Residual(nn.Module):
         """Map images (N, C, H, W) to features (N, out_features)."""
         x = self.pool(F.relu(self.bn(self.conv(x)), inplace=True))
         features: Tensor = self.stages(x).mean(dim=(2, 3))
-        return features
+        return F.dropout(features, self.dropout, self.training) if self.dropout else features
 
 
 class CifarResNet(_Residual):
@@ -112,7 +114,7 @@ class CifarResNet(_Residual):
 
     The paper says "ResNet-34" of CIFAR and gives no widths; its errors are those of the thin net. The default is
     depth 32 with shortcuts ``"B"``: its 32 layers and its two 1x1 projections are the nearest there is to 34.
-    Shortcuts ``"A"``, without parameters, are what He et al. used on CIFAR.
+    Shortcuts ``"A"``, without parameters, are what He et al. used on CIFAR. ``dropout`` is that of the features.
 
     >>> import torch
     >>> net = CifarResNet(depth=20)
@@ -127,8 +129,11 @@ class CifarResNet(_Residual):
         widths: Sequence[int] = (16, 32, 64),
         shortcut: str = "B",
         zero_init_residual: bool = False,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        check_probability("dropout", dropout, zero=True)
+        self.dropout = dropout
         channels, _, _ = check_image_shape("CifarResNet", input_shape)
         (depth,) = check_sizes("depth", [depth])
         if depth < 8 or depth % 6 != 2:
