@@ -250,9 +250,9 @@ def test_what_is_not_a_prediction_is_refused(
     ("call", "kind", "message"),
     [
         (lambda: metrics.top_k_error(good, label, k=3), InvalidValue, "at most the number of classes, 2, got 3"),
-        (lambda: metrics.top_k_error(good, label, k=0), InvalidValue, "k must be a positive integer, got 0"),
-        (lambda: metrics.ece(good, label, bins=0), InvalidValue, "bins must be a positive integer, got 0"),
-        (lambda: metrics.ece(good, label, bins=1.5), InvalidType, "bins must be a positive integer, got 1.5"),
+        (lambda: metrics.top_k_error(good, label, k=0), InvalidValue, "k must be at least 1, got 0"),
+        (lambda: metrics.ece(good, label, bins=0), InvalidValue, "bins must be at least 1, got 0"),
+        (lambda: metrics.ece(good, label, bins=1.5), InvalidType, "bins must be a whole number, got 1.5"),
         (lambda: metrics.nll(good, label, floor=0.0), InvalidValue, "floor must lie between 0 and 1, got 0.0"),
     ],
 )

@@ -19,6 +19,7 @@ from dropmax.losses import all_noise, losses
 from dropmax.noise import draw_words, uniform
 from dropmax.objective import Options
 from dropmax.walk import Maps, Rows, choose_block
+from tests.heads.losses import loss_at
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 
@@ -369,22 +370,11 @@ def test_transforms_and_foreign_layers_take_the_plain_way() -> None:
     head = DropMax(6, 23, chunk_classes=5)
     features, target, noise = torch.randn(4, 6), torch.randint(23, (4,)), torch.rand(4, 23)
 
-    def loss(weights: dict[str, Tensor], h: Tensor) -> Tensor:
-        class Objective(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.head = head
-
-            def forward(self, h: Tensor) -> Tensor:
-                return self.head.loss(h, target, noise=noise).total
-
-        return torch.func.functional_call(Objective(), weights, (h,))
-
-    weights = {f"head.{k}": v.detach() for k, v in head.named_parameters()}
-    by_transform = torch.func.grad(loss)(weights, features)
+    weights = {name: p.detach() for name, p in head.named_parameters()}
+    by_transform = torch.func.grad(lambda own: loss_at(head, own, features, target, noise))(weights)
     head.loss(features, target, noise=noise).total.backward()
     for name, p in head.named_parameters():
-        torch.testing.assert_close(by_transform[f"head.{name}"], p.grad)
+        torch.testing.assert_close(by_transform[name], p.grad)
     head.retain = nn.Sequential(nn.Linear(6, 23))  # type: ignore[assignment]
     assert head.loss(features, target).total.isfinite()
 
