@@ -39,11 +39,7 @@ any_predictions = st.builds(
 
 
 def loop_prediction(row: list[float]) -> int:
-    best = 0
-    for k in range(1, len(row)):
-        if row[k] > row[best]:
-            best = k
-    return best
+    return row.index(max(row))
 
 
 def loop_error(probs: list[list[float]], target: list[int]) -> float:
@@ -51,11 +47,8 @@ def loop_error(probs: list[list[float]], target: list[int]) -> float:
 
 
 def loop_top5_error(probs: list[list[float]], target: list[int]) -> float:
-    missed = 0
-    for row, t in zip(probs, target, strict=True):
-        ranking = sorted(range(len(row)), key=lambda k: (-row[k], k))
-        missed += t not in ranking[:5]
-    return missed / len(target)
+    rankings = [sorted(range(len(row)), key=lambda k: (-row[k], k)) for row in probs]
+    return sum(t not in ranking[:5] for ranking, t in zip(rankings, target, strict=True)) / len(target)
 
 
 def loop_nll(probs: list[list[float]], target: list[int]) -> float:
@@ -65,11 +58,8 @@ def loop_nll(probs: list[list[float]], target: list[int]) -> float:
 
 
 def loop_brier(probs: list[list[float]], target: list[int]) -> float:
-    total = 0.0
-    for row, t in zip(probs, target, strict=True):
-        for k, p in enumerate(row):
-            total += (p - (1.0 if k == t else 0.0)) ** 2
-    return total / len(target)
+    rows = zip(probs, target, strict=True)
+    return sum((p - (k == t)) ** 2 for row, t in rows for k, p in enumerate(row)) / len(target)
 
 
 def loop_ece(probs: list[list[float]], target: list[int], bins: int = 15) -> float:

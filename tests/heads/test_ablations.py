@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dropmax import HEADS, PAPER_OBJECTIVE, make_head
+from dropmax import PAPER_OBJECTIVE, make_head
 from dropmax.errors import InvalidValue
-from dropmax.heads import ABLATIONS, MODES
+from dropmax.heads import MODES
 from tests.close import close
 
 F64 = torch.float64
@@ -25,12 +25,6 @@ def terms_beside_the_likelihood(a: Tensor, r: Tensor, target: Tensor) -> Tensor:
     negative_entropy = rho * rho.log() + (1 - rho) * (1 - rho).log()
     auxiliary = -(y * s.log() + (1 - y) * (1 - s).log())
     return (kl + negative_entropy + auxiliary).sum(-1)
-
-
-def test_they_are_made_by_name_but_are_no_rows_of_the_table() -> None:
-    assert not set(ABLATIONS) & set(HEADS)
-    for name in ABLATIONS:
-        assert make_head(**make_head(name, 3, 4).config()).name == name
 
 
 def test_without_masks_the_likelihood_is_the_cross_entropy_and_the_other_terms_stay() -> None:
