@@ -127,8 +127,6 @@ def test_relaxed_masks_without_a_gradient_are_dropmax_with_another_likelihood() 
 
 # --- a posterior that sees the label -----------------------------------------------------------------------------
 
-OBJECTIVE = {"prior_correction": False, "mask_gradient": True, "kl_weight": 1.0, "entropy_weight": 1.0}
-
 
 def made(**options: object) -> tuple[DropMax, Tensor, Tensor, Tensor]:
     torch.manual_seed(0)
@@ -157,7 +155,7 @@ def naive_loss(head: DropMax, h: Tensor, t: int, u: Tensor) -> Tensor:
 
 
 def test_loss_and_gradients_are_those_of_the_formula() -> None:
-    head, features, target, noise = made(**OBJECTIVE)
+    head, features, target, noise = made(**PAPER_OBJECTIVE)
     rows = zip(features, target.tolist(), noise, strict=True)
     expected = torch.stack([naive_loss(head, h, t, u) for h, t, u in rows])
     found = head.loss(features, target, reduction="none", noise=noise).total

@@ -97,17 +97,7 @@ def test_label_smoothing_has_no_exact_form() -> None:
         DropMax(6, K, likelihood="exat")
 
 
-def test_exact_heads_compile_without_a_graph_break_and_vmap() -> None:
-    torch._dynamo.reset()
+def test_an_exact_loss_row_by_row_with_vmap() -> None:
     head, features, target = head_and_batch(likelihood="exact")
-
-    def step(features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        return head.loss(features, target).total, head.predict_proba(features, "exact")
-
-    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
-    expected, found = step(features, target), compiled(features, target)
-    torch.testing.assert_close(found, expected)
-    parameters = list(head.parameters())
-    torch.testing.assert_close(torch.autograd.grad(found[0], parameters), torch.autograd.grad(expected[0], parameters))
     rows = torch.vmap(lambda h, t: head.loss(h[None], t[None]).total)(features, target)
     torch.testing.assert_close(rows, head.loss(features, target, reduction="none").total)

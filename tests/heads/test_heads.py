@@ -141,22 +141,6 @@ def test_which_parameters_learn_from_which_term(stop_gradient: str, of: Any) -> 
     assert learns["auxiliary"] == {"features": True, "classifier": False, "retain": False, "correction": True}
 
 
-def test_the_two_stop_gradient_readings_differ_in_the_features_gradient_only() -> None:
-    features, target = batch()
-    noise = torch.rand(4, 5, dtype=F64)
-    results = []
-    for stop_gradient in ("logits", "parameters"):
-        torch.manual_seed(1)
-        head = DropMax(6, 5, stop_gradient=stop_gradient, dtype=F64)
-        h = features.clone().requires_grad_()
-        loss = head.loss(h, target, noise=noise).total
-        loss.backward()
-        results.append((loss.detach(), h.grad, [p.grad for p in head.parameters()]))
-    torch.testing.assert_close(results[0][0], results[1][0])
-    torch.testing.assert_close(results[0][2], results[1][2])
-    assert not torch.allclose(results[0][1], results[1][1])
-
-
 @pytest.mark.parametrize(
     ("name", "options", "weights"),
     [
