@@ -45,5 +45,4 @@ def option_names(head: type[Head]) -> list[str]:
 
 def unknown_option(head: type[Head], option: str) -> str:
     """Return what to say about an option this head does not have."""
-    names = option_names(head)
-    return unknown(f"option of {head.name}", option, names)
+    return unknown(f"option of {head.name}", option, option_names(head))
