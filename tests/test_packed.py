@@ -343,7 +343,11 @@ def test_wrong_widths(shape: tuple[int, ...], message: str) -> None:
         (lambda: PackedHead(nn.Linear(3, 3)), r"must be a dropmax head, got Linear: make one with make_head"),
         (lambda: DropMaxLoss(10), r"takes a packed head or a model that holds one, got 10"),
         (lambda: DropMaxLoss(nn.Linear(3, 3)), r"Linear holds no packed head: put one in with replace_head"),
-        (lambda: DropMaxLoss(nn.Sequential(*two_heads())), r"Sequential holds 2 packed heads: pass the one"),
+        (lambda: PackedHead(DropMax(D, K, chunk_classes=2)), "chunk_classes=2 never holds the logits of all classes"),
+        (
+            lambda: DropMaxLoss(nn.Sequential(PackedHead(DropMax(K, K)), PackedHead(DropMaxQP(K, K)))),
+            r"Sequential holds 2 packed heads: pass the one",
+        ),
         (lambda: DropMaxLoss(DropMax(D, K), reduction="avg"), r"unknown reduction 'avg'"),
         (lambda: PackedHead(DropMax(D, K))(torch.randn(2, D + 1)), r"features have shape \(2, 7\)"),
         (lambda: DropMaxLoss(DropMax(D, K))(SimpleNamespace(), None), r"must be a torch\.Tensor, got SimpleNamespace"),
@@ -356,17 +360,6 @@ def test_wrong_widths(shape: tuple[int, ...], message: str) -> None:
 def test_mistakes_are_explained(call: Any, message: str) -> None:
     with pytest.raises(DropMaxError, match=message):
         call()
-
-
-def two_heads() -> list[PackedHead]:
-    return [PackedHead(DropMax(K, K)), PackedHead(DropMaxQP(K, K))]
-
-
-def test_a_head_that_avoids_holding_all_logits_is_refused() -> None:
-    head = DropMax(D, K)
-    head.chunk_classes = 2
-    with pytest.raises(DropMaxError, match="chunk_classes=2 never holds the logits of all classes"):
-        PackedHead(head)
 
 
 def test_a_head_with_a_loss_of_its_own_is_refused_and_not_ignored() -> None:
