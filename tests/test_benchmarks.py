@@ -225,15 +225,8 @@ def test_a_child_measures_its_own_memory() -> None:
 
 def growth_row(kind: str, classes: int, seconds: float, peak: float, ratio: float = 1.0) -> dict[str, Any]:
     timing = {"median": seconds, "ratio": ratio, "ratio_low": ratio - 0.1, "ratio_high": ratio + 0.1, "rounds": 9}
-    return {
-        "growth": kind,
-        "classes": classes,
-        **timing,
-        "peak": peak,
-        "beyond": peak / 10,
-        "weights": 1,
-        "error": None,
-    }
+    memory = {"peak": peak, "beyond": peak / 10, "weights": 1}
+    return {"growth": kind, "classes": classes, **timing, **memory, "error": None}
 
 
 @pytest.mark.parametrize(("last", "met"), [(1.4, True), (1.6, False)])

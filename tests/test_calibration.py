@@ -68,22 +68,10 @@ def test_the_slope_of_the_nll_is_zero_at_the_fitted_temperature() -> None:
 @pytest.mark.parametrize("classes", [2, 7])
 def test_scikit_learn_finds_the_same_temperature(classes: int) -> None:
     pytest.importorskip("sklearn")
-    from sklearn.base import BaseEstimator, ClassifierMixin
     from sklearn.calibration import CalibratedClassifierCV
     from sklearn.frozen import FrozenEstimator
 
-    class Fixed(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-        """Its inputs are its predicted probabilities."""
-
-        def fit(self, X: np.ndarray, y: np.ndarray) -> Fixed:
-            self.classes_ = np.arange(classes)
-            return self
-
-        def predict_proba(self, X: np.ndarray) -> np.ndarray:
-            return X
-
-        def predict(self, X: np.ndarray) -> np.ndarray:
-            return X.argmax(1)
+    from tests.fixed import Fixed
 
     logits, labels = noisy(2, 500, classes)
     probs = logits.softmax(-1)

@@ -39,11 +39,7 @@ any_predictions = st.builds(
 
 
 def loop_prediction(row: list[float]) -> int:
-    best = 0
-    for k in range(1, len(row)):
-        if row[k] > row[best]:
-            best = k
-    return best
+    return row.index(max(row))
 
 
 def loop_error(probs: list[list[float]], target: list[int]) -> float:
@@ -51,11 +47,8 @@ def loop_error(probs: list[list[float]], target: list[int]) -> float:
 
 
 def loop_top5_error(probs: list[list[float]], target: list[int]) -> float:
-    missed = 0
-    for row, t in zip(probs, target, strict=True):
-        ranking = sorted(range(len(row)), key=lambda k: (-row[k], k))
-        missed += t not in ranking[:5]
-    return missed / len(target)
+    rankings = [sorted(range(len(row)), key=lambda k: (-row[k], k)) for row in probs]
+    return sum(t not in ranking[:5] for ranking, t in zip(rankings, target, strict=True)) / len(target)
 
 
 def loop_nll(probs: list[list[float]], target: list[int]) -> float:
@@ -65,11 +58,8 @@ def loop_nll(probs: list[list[float]], target: list[int]) -> float:
 
 
 def loop_brier(probs: list[list[float]], target: list[int]) -> float:
-    total = 0.0
-    for row, t in zip(probs, target, strict=True):
-        for k, p in enumerate(row):
-            total += (p - (1.0 if k == t else 0.0)) ** 2
-    return total / len(target)
+    rows = zip(probs, target, strict=True)
+    return sum((p - (k == t)) ** 2 for row, t in rows for k, p in enumerate(row)) / len(target)
 
 
 def loop_ece(probs: list[list[float]], target: list[int], bins: int = 15) -> float:
@@ -250,9 +240,9 @@ def test_what_is_not_a_prediction_is_refused(
     ("call", "kind", "message"),
     [
         (lambda: metrics.top_k_error(good, label, k=3), InvalidValue, "at most the number of classes, 2, got 3"),
-        (lambda: metrics.top_k_error(good, label, k=0), InvalidValue, "k must be a positive integer, got 0"),
-        (lambda: metrics.ece(good, label, bins=0), InvalidValue, "bins must be a positive integer, got 0"),
-        (lambda: metrics.ece(good, label, bins=1.5), InvalidType, "bins must be a positive integer, got 1.5"),
+        (lambda: metrics.top_k_error(good, label, k=0), InvalidValue, "k must be at least 1, got 0"),
+        (lambda: metrics.ece(good, label, bins=0), InvalidValue, "bins must be at least 1, got 0"),
+        (lambda: metrics.ece(good, label, bins=1.5), InvalidType, "bins must be a whole number, got 1.5"),
         (lambda: metrics.nll(good, label, floor=0.0), InvalidValue, "floor must lie between 0 and 1, got 0.0"),
     ],
 )

@@ -8,14 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.sharding_worker import CASES
+
 WORKER = Path(__file__).with_name("sharding_worker.py")
-CASES = [
-    "same_loss_and_gradients",
-    "noise_does_not_depend_on_the_ranks",
-    "predictions_of_every_head",
-    "checkpoints",
-    "mistakes",
-]
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -30,7 +25,7 @@ def test_sharded_heads_do_what_whole_heads_do(ranks: int, tmp_path: Path) -> Non
     finally:
         for worker in workers:
             worker.kill()
-    expected = CASES + (["two_by_two"] if ranks == 4 else [])
+    expected = [*CASES, *(["two_by_two"] if ranks == 4 else [])]
     for (output, errors), worker in zip(outputs, workers, strict=True):
         assert worker.returncode == 0, errors[-3000:]
         assert output.split() == expected

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -34,46 +34,31 @@ def test_compiled_too(name: str) -> None:
 
 
 class Good(Head):
+    """A head whose terms are one function of itself, its logits and the target."""
+
+    row: Callable[[Any, Tensor, Tensor], Tensor] = Head.cross_entropy
+
     def terms(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
-        return {"cross_entropy": self.cross_entropy(logits["classifier"], target)}
+        return {"cross_entropy": self.row(logits["classifier"], target)}
 
 
-class WrongShape(Good):
-    def terms(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
-        return {"cross_entropy": logits["classifier"].log_softmax(-1)}
+def with_row(name: str, row: Callable[[Any, Tensor, Tensor], Tensor]) -> type[Head]:
+    return type(name, (Good,), {"row": row})
 
 
-class NotFinite(Good):
-    def terms(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
-        return {"cross_entropy": (logits["classifier"] * 0).sum(-1).log()}
+def twice_weighted(head: Head, o: Tensor, y: Tensor) -> Tensor:
+    return head.cross_entropy(o, y) * (1.0 if head.class_weight is None else head.class_weight[y])
 
 
-class NoTerms(Good):
-    def terms(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
-        return {}
-
-
-class Mean(Good):
-    def terms(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
-        row = self.cross_entropy(logits["classifier"], target)
-        return {"cross_entropy": row - row.mean()}
-
-
-class Stopped(Good):
-    def terms(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
-        row = self.cross_entropy(logits["classifier"], target)
-        return {"cross_entropy": row * row.detach()}
-
-
-class Numbered(Good):
-    def terms(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
-        return {"cross_entropy": (target + 1) * self.cross_entropy(logits["classifier"], target)}
-
-
-class TwiceWeighted(Good):
-    def terms(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
-        row = self.cross_entropy(logits["classifier"], target)
-        return {"cross_entropy": row if self.class_weight is None else row * self.class_weight[target]}
+WRONG_SHAPE = with_row("WrongShape", lambda head, o, y: o.log_softmax(-1))
+NOT_FINITE = with_row("NotFinite", lambda head, o, y: (o * 0).sum(-1).log())
+MEAN = with_row("Mean", lambda head, o, y: head.cross_entropy(o, y) - head.cross_entropy(o, y).mean())
+STOPPED = with_row("Stopped", lambda head, o, y: head.cross_entropy(o, y) * head.cross_entropy(o, y).detach())
+NUMBERED = with_row("Numbered", lambda head, o, y: (y + 1) * head.cross_entropy(o, y))
+TWICE_WEIGHTED = with_row("TwiceWeighted", twice_weighted)
+NARROW = with_row("Narrow", lambda head, o, y: -o.log_softmax(-1).gather(-1, y.unsqueeze(-1)).squeeze(-1))
+NO_TERMS = type("NoTerms", (Good,), {"terms": lambda self, logits, target, noise: {}})
+NO_SUM = type("NoSum", (Good,), {"probabilities": lambda self, logits, *_: logits["classifier"].float().sigmoid()})
 
 
 class Entangled(Good):
@@ -83,25 +68,18 @@ class Entangled(Good):
         return logits["classifier"] * logits["classifier"].norm(dim=-1, keepdim=True)
 
 
-class Hidden(Good):
-    def __init__(self, in_features: int, num_classes: int, **shared: Any) -> None:
-        super().__init__(in_features, num_classes, **shared)
-        self.scale = torch.ones((), dtype=torch.float64)  # not a buffer
-
-    def observe(self, logits: Mapping[str, Tensor], target: Tensor, counts: Tensor) -> None:
-        self.scale = self.scale + 1
-
-    def terms(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
-        return {"cross_entropy": self.scale * self.cross_entropy(logits["classifier"], target)}
-
-
-class Forgetful(Good):
+class Scaled(Good):
     def __init__(self, in_features: int, num_classes: int, *, scale: float = 2.0, **shared: Any) -> None:
         super().__init__(in_features, num_classes, **shared)
-        self.scale = scale / 2
+        self.scale = scale / 2  # so that config() says something else
 
-    def terms(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
-        return {"cross_entropy": self.scale * self.cross_entropy(logits["classifier"], target)}
+    def row(self, o: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
+        return self.scale * self.cross_entropy(o, y)
+
+
+class Hidden(Scaled):
+    def observe(self, logits: Mapping[str, Tensor], target: Tensor, counts: Tensor) -> None:
+        self.scale = self.scale + 1  # not a buffer
 
 
 class Counting(Good):
@@ -117,17 +95,6 @@ class Counting(Good):
         self.seen += len(target)
 
 
-class Narrow(Good):
-    def terms(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
-        o = logits["classifier"]
-        return {"cross_entropy": -o.log_softmax(-1).gather(-1, target.unsqueeze(-1)).squeeze(-1)}
-
-
-class NoSum(Good):
-    def probabilities(self, logits: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Tensor:
-        return logits["classifier"].float().sigmoid()
-
-
 def test_a_head_of_ten_lines_passes() -> None:
     expected = (
         "hooks, loss, reductions, rows, gradients, dtypes, empty, ignored, permutation, predictions, top, masks, "
@@ -138,23 +105,20 @@ def test_a_head_of_ten_lines_passes() -> None:
 @pytest.mark.parametrize(
     ("head", "says"),
     [
-        (
-            WrongShape,
-            r"WrongShape: terms\(\)\['cross_entropy'\] must hold one number per row, shape \(6,\), got \(6, 7\)",
-        ),
-        (NotFinite, r"NotFinite: terms\(\)\['cross_entropy'\] holds a number that is not finite"),
-        (NoTerms, r"terms\(\) must return a dict of tensors, got \{\}"),
+        (WRONG_SHAPE, r"WrongShape: terms\(\)\['cross_entropy'\] must hold one number per row, .*\(6,\), got \(6, 7\)"),
+        (NOT_FINITE, r"NotFinite: terms\(\)\['cross_entropy'\] holds a number that is not finite"),
+        (NO_TERMS, r"terms\(\) must return a dict of tensors, got \{\}"),
         (Head, "a class deriving from dropmax.Head, got dropmax.Head itself"),
-        (Mean, "the loss of row 0 depends on the other rows"),
-        (Stopped, r"the gradient of the features is not that of the loss .* set stops_gradient = True"),
-        (Numbered, "the loss changes if the classes are numbered differently"),
-        (TwiceWeighted, r"class_weight must multiply the loss of a row \(see class_weighted\)"),
+        (MEAN, "the loss of row 0 depends on the other rows"),
+        (STOPPED, r"the gradient of the features is not that of the loss .* set stops_gradient = True"),
+        (NUMBERED, "the loss changes if the classes are numbered differently"),
+        (TWICE_WEIGHTED, r"class_weight must multiply the loss of a row \(see class_weighted\)"),
         (Entangled, "separable is not true"),
         (Hidden, r"state_dict\(\) does not hold everything"),
-        (Forgetful, r"a head made from config\(\) has another"),
+        (Scaled, r"a head made from config\(\) has another"),
         (Counting, "rows with the label ignore_index change seen"),
-        (Narrow, r"the loss of torch.float16 features must be float32, got torch.float16"),
-        (NoSum, r"rows of predict_proba\('mean'\) do not sum to 1"),
+        (NARROW, r"the loss of torch.float16 features must be float32, got torch.float16"),
+        (NO_SUM, r"rows of predict_proba\('mean'\) do not sum to 1"),
     ],
 )
 def test_what_is_wrong_with_a_head(head: type[Head], says: str) -> None:
@@ -164,12 +128,10 @@ def test_what_is_wrong_with_a_head(head: type[Head], says: str) -> None:
 
 def test_a_loss_of_the_wrong_shape_or_not_finite_is_refused_in_training_too() -> None:
     features, target = torch.randn(4, 3), torch.arange(4)
-    with pytest.raises(
-        InvalidValue, match=r"WrongShape.terms: 'cross_entropy' must hold one number per row, .* \(4, 5\)"
-    ):
-        WrongShape(3, 5).loss(features, target)
-    with pytest.raises(InvalidValue, match=r"the losses hold -inf"):
-        NotFinite(3, 5).loss(features, target)
+    message = r"WrongShape.terms: 'cross_entropy' must hold one number per row, .* \(4, 5\)"
+    for head, says in ((WRONG_SHAPE, message), (NOT_FINITE, r"the losses hold -inf")):
+        with pytest.raises(InvalidValue, match=says):
+            head(3, 5).loss(features, target)
 
 
 def test_an_unknown_option_is_refused() -> None:

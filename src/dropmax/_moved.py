@@ -46,11 +46,6 @@ class _Finder(MetaPathFinder):
 
 
 def install() -> None:
-    """Make the old paths importable, once.
-
-    >>> from dropmax.data import load  # a path of version 0.1
-    >>> load.__module__
-    'dropmax.workbench.data.loading'
-    """
+    """Make the old paths importable, once."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())  # before the one that would load a package's files a second time

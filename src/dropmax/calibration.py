@@ -377,13 +377,10 @@ def _log_scores(scores: Tensor, from_probs: bool | None) -> Tensor:
         where = wrong.nonzero()[0].tolist()
         value = scores[tuple(where)].item()
         raise NotFinite(f"logits hold {value} at {where}: drop such rows, or look for a network that has diverged")
-    if from_probs is None and scores.numel() and scores.dim() and _look_like_probs(scores):
+    may_be_probs = from_probs is None and scores.dim() > 0 and scores.numel() > 0 and bool((scores >= 0).all())
+    if may_be_probs and bool(((scores.sum(-1) - 1).abs() <= 1e-4).all()):
         raise InvalidValue(
             "the logits are not negative and their rows sum to 1, like probabilities: pass from_probs=True if that is "
             "what they are, and from_probs=False if they are logits"
         )
     return scores
-
-
-def _look_like_probs(scores: Tensor) -> bool:
-    return bool((scores >= 0).all()) and bool(((scores.sum(-1) - 1).abs() <= 1e-4).all())

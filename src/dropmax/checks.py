@@ -25,49 +25,29 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def values_are_readable(x: Tensor) -> bool:
-    """Say whether looking at values of ``x`` is free: on the CPU, and neither compiled nor transformed.
-
-    >>> values_are_readable(torch.zeros(2))
-    True
-    """
+    """Say whether looking at values of ``x`` is free: on the CPU, and neither compiled nor transformed."""
     return x.device.type == "cpu" and not is_traced(x) and not isinstance(x, FakeTensor)
 
 
 def is_traced(x: Tensor) -> bool:
-    """Say whether ``x`` stands for a tensor: inside ``torch.compile``, ``torch.export``, or a torch.func transform.
-
-    >>> torch.vmap(lambda row: row * is_traced(row))(torch.ones(2))
-    tensor([1., 1.])
-    """
+    """Say whether ``x`` stands for a tensor: inside ``torch.compile``, ``torch.export``, or a torch.func transform."""
     return torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def is_transformed(*tensors: Tensor) -> bool:
-    """Say whether any is inside a torch.func transform or ``torch.export``, where only plain operations will do.
-
-    >>> torch.vmap(lambda row: row * is_transformed(row))(torch.ones(2))
-    tensor([1., 1.])
-    """
+    """Say whether any is inside a torch.func transform or ``torch.export``, where only plain operations will do."""
     if torch.compiler.is_compiling():  # a compiler cannot trace the question below
         return is_exporting()
     return any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors))
 
 
 def is_exporting() -> bool:
-    """Say whether ``torch.export`` is tracing: its graph must hold plain operations, not ours.
-
-    >>> is_exporting()
-    False
-    """
+    """Say whether ``torch.export`` is tracing: its graph must hold plain operations, not ours."""
     return torch.compiler.is_exporting()
 
 
 def check_finite(what: str, x: Tensor, advice: str, also: Sequence[float] = ()) -> Tensor:
-    """Return ``x``, or refuse it where looking is free and shows a number neither finite nor in ``also``.
-
-    >>> check_finite("features", torch.tensor([0.0, 1e30]), "scale them")
-    tensor([0.0000e+00, 1.0000e+30])
-    """
+    """Return ``x``, or refuse it where looking is free and shows a number neither finite nor in ``also``."""
     if not values_are_readable(x):
         return x
     values = x.detach()
@@ -84,10 +64,7 @@ def check_finite(what: str, x: Tensor, advice: str, also: Sequence[float] = ()) 
 
 
 def check_features(features: Tensor, in_features: int) -> None:
-    """Refuse features whose last dimension is not ``in_features``, or that are not finite floating-point numbers.
-
-    >>> check_features(torch.zeros(5, 3), 3)
-    """
+    """Refuse features whose last dimension is not ``in_features``, or that are not finite floating-point numbers."""
     if not isinstance(features, Tensor):
         raise InvalidType(f"features must be a torch.Tensor, got {type(features).__name__}")
     if not features.is_floating_point():
@@ -103,11 +80,7 @@ def check_features(features: Tensor, in_features: int) -> None:
 def check_target(
     target: Tensor, batch_shape: Sequence[int], num_classes: int, ignore_index: int | None = None
 ) -> Tensor:
-    """Return the class indices as int64, or refuse them: wrong dtype, shape, or a label out of range.
-
-    >>> check_target(torch.tensor([0, 2]), (2,), 3)
-    tensor([0, 2])
-    """
+    """Return the class indices as int64, or refuse them: wrong dtype, shape, or a label out of range."""
     if not isinstance(target, Tensor):
         raise InvalidType(f"target must be a torch.Tensor of class indices, got {type(target).__name__}")
     if target.dtype not in _INTEGERS:
@@ -135,11 +108,7 @@ def check_target(
 
 
 def check_soft_target(target: Tensor, batch_shape: Sequence[int], num_classes: int) -> Tensor:
-    """Return soft labels ``(N, K)``, or refuse them: wrong shape, or rows that are not probabilities.
-
-    >>> check_soft_target(torch.tensor([[0.25, 0.75]]), (1,), 2)
-    tensor([[0.2500, 0.7500]])
-    """
+    """Return soft labels ``(N, K)``, or refuse them: wrong shape, or rows that are not probabilities."""
     if tuple(target.shape) != (*batch_shape, num_classes):
         raise InvalidValue(
             f"soft labels must have one probability per row and class, shape {(*batch_shape, num_classes)}, got "
@@ -158,44 +127,29 @@ def check_soft_target(target: Tensor, batch_shape: Sequence[int], num_classes: i
 
 
 def check_positive(option: str, value: float) -> None:
-    """Refuse a number that is not finite and above zero.
-
-    >>> check_positive("temperature", 0.1)
-    """
-    if not _is_number(value):
-        raise InvalidType(f"{option} must be a number, got {value!r}")
+    """Refuse a number that is not finite and above zero."""
+    _check_number(option, value)
     if not (math.isfinite(value) and value > 0):
         raise InvalidValue(f"{option} must be a finite number above 0, got {value!r}")
 
 
 def check_weight(option: str, value: float) -> None:
-    """Refuse a weight that is negative or not finite.
-
-    >>> check_weight("kl_weight", 0.0)
-    """
-    if not _is_number(value):
-        raise InvalidType(f"{option} must be a number, got {value!r}")
+    """Refuse a weight that is negative or not finite."""
+    _check_number(option, value)
     if not (math.isfinite(value) and value >= 0):
         raise InvalidValue(f"{option} must be finite and not negative, got {value!r}")
 
 
 def check_probability(option: str, value: float, *, zero: bool = False, one: bool = False) -> None:
-    """Refuse a number outside (0, 1), or outside [0, 1) / (0, 1] where ``zero`` / ``one`` are allowed.
-
-    >>> check_probability("retain", 0.5)
-    """
-    if not _is_number(value):
-        raise InvalidType(f"{option} must be a number, got {value!r}")
+    """Refuse a number outside (0, 1), or outside [0, 1) / (0, 1] where ``zero`` / ``one`` are allowed."""
+    _check_number(option, value)
     if not (0 < value < 1 or (zero and value == 0) or (one and value == 1)):
         interval = f"{'[' if zero else '('}0, 1{']' if one else ')'}"
         raise InvalidValue(f"{option} must lie in {interval}, got {value!r}")
 
 
 def check_count(option: str, value: int, least: int = 1) -> None:
-    """Refuse anything but a whole number of at least ``least``.
-
-    >>> check_count("samples", 1)
-    """
+    """Refuse anything but a whole number of at least ``least``."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise InvalidType(f"{option} must be a whole number, got {value!r}")
     if value < least:
@@ -203,26 +157,20 @@ def check_count(option: str, value: int, least: int = 1) -> None:
 
 
 def check_flag(option: str, value: bool) -> None:
-    """Refuse anything but True and False.
-
-    >>> check_flag("prior_correction", True)
-    """
+    """Refuse anything but True and False."""
     if not isinstance(value, bool):
         raise InvalidType(f"{option} must be True or False, got {value!r}")
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def _check_number(option: str, value: object) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise InvalidType(f"{option} must be a number, got {value!r}")
 
 
 def check_class_weight(
     weight: Tensor | Sequence[float] | None, num_classes: int, device: torch.device | str | None
 ) -> Tensor | None:
-    """Return one weight per class as a tensor; refuse another number of them, and negative or infinite ones.
-
-    >>> check_class_weight([1, 2.5], num_classes=2, device=None)
-    tensor([1.0000, 2.5000])
-    """
+    """Return one weight per class as a tensor; refuse another number of them, and negative or infinite ones."""
     if weight is None:
         return None
     try:
@@ -239,11 +187,7 @@ def check_class_weight(
 
 
 def check_probs(probs: Tensor) -> Tensor:
-    """Return probabilities (N, K) in float64 on the CPU; refuse rows that are empty, not finite or do not sum to 1.
-
-    >>> check_probs(torch.tensor([[0.25, 0.75]]))
-    tensor([[0.2500, 0.7500]], dtype=torch.float64)
-    """
+    """Return probabilities (N, K) in float64 on the CPU; refuse rows that are empty, not finite or do not sum to 1."""
     if not isinstance(probs, Tensor):
         raise InvalidType(f"probs must be a torch.Tensor, got {type(probs).__name__}: use torch.as_tensor")
     if not probs.is_floating_point():
@@ -268,11 +212,7 @@ def check_probs(probs: Tensor) -> Tensor:
 
 
 def check_labels(target: Tensor, rows: int, num_classes: int) -> Tensor:
-    """Return one class index per row as int64 on the CPU, or refuse the labels: wrong dtype, shape or range.
-
-    >>> check_labels(torch.tensor([0, 2]), 2, 3)
-    tensor([0, 2])
-    """
+    """Return one class index per row as int64 on the CPU, or refuse the labels: wrong dtype, shape or range."""
     if not isinstance(target, Tensor):
         raise InvalidType(f"target must be a torch.Tensor, got {type(target).__name__}: use torch.as_tensor")
     if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:

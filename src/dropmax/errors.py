@@ -110,9 +110,6 @@ def unknown(what: str, name: object, valid: Iterable[str], advice: str = "") -> 
 
 
 def check_choice(option: str, value: object, valid: Collection[str], advice: str = "") -> None:
-    """Refuse a value that is not among the valid ones, and suggest the closest.
-
-    >>> check_choice("reduction", "mean", ("mean", "sum", "none"))
-    """
+    """Refuse a value that is not among the valid ones, and suggest the closest."""
     if value not in tuple(valid):
         raise InvalidValue(unknown(option, value, valid, advice))

@@ -24,11 +24,7 @@ _Class = TypeVar("_Class")
 
 
 def import_class(what: str, name: str, base: type[_Class]) -> type[_Class]:
-    """Import ``package.module:Class`` or ``file.py:Class``; only classes that derive from ``base`` pass.
-
-    >>> import_class("head", "dropmax.heads:Softmax", object).__name__
-    'Softmax'
-    """
+    """Import ``package.module:Class`` or ``file.py:Class``; only classes that derive from ``base`` pass."""
     module_name, _, class_name = name.rpartition(":")
     parts = [class_name] if module_name.endswith(".py") else [*module_name.split("."), class_name]
     if not all(part.isidentifier() for part in parts):
@@ -47,11 +43,7 @@ def import_class(what: str, name: str, base: type[_Class]) -> type[_Class]:
 
 
 def load_module(what: str, name: str) -> ModuleType:
-    """Import the module of ``package.module:name`` or ``file.py:name``; if that fails, quote its error.
-
-    >>> load_module("head", "dropmax.heads:Softmax").__name__
-    'dropmax.heads'
-    """
+    """Import the module of ``package.module:name`` or ``file.py:name``; if that fails, quote its error."""
     module, _, attribute = name.rpartition(":")
     try:
         return _import_file(Path(module)) if module.endswith(".py") else importlib.import_module(module)
@@ -111,12 +103,7 @@ def plain_name(name: str) -> str:
 
 
 def import_name(cls: type) -> str | None:
-    """Return the name by which another process can import a class; None for one inside a function or a notebook.
-
-    >>> from dropmax import Softmax
-    >>> import_name(Softmax)
-    'dropmax.heads.softmax:Softmax'
-    """
+    """Return the name by which another process can import a class; None for one inside a function or a notebook."""
     module = sys.modules.get(cls.__module__)
     if not cls.__qualname__.isidentifier() or getattr(module, cls.__qualname__, None) is not cls:
         return None

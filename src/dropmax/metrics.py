@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dropmax.checks import check_labels, check_probs
+from dropmax.checks import check_count, check_labels, check_probs
 from dropmax.errors import InvalidType, InvalidValue
 
 __all__ = [
@@ -79,7 +79,7 @@ def top_k_error(probs: Tensor, target: Tensor, k: int = 5) -> float:
     0.5
     """
     probs, target = _checked(probs, target)
-    k = _positive("k", k)
+    check_count("k", k)
     if k > probs.shape[1]:
         raise InvalidValue(f"k must be at most the number of classes, {probs.shape[1]}, got {k}")
     of_label = probs.gather(1, target[:, None])
@@ -139,7 +139,7 @@ def reliability_bins(probs: Tensor, target: Tensor, bins: int = 15) -> Reliabili
     ([0, 2], 0.75, 0.5)
     """
     probs, target = _checked(probs, target)
-    bins = _positive("bins", bins)
+    check_count("bins", bins)
     confidence, predicted = probs.max(1).values, probs.argmax(1)
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
     # Inner edges only: a confidence that rounding has put a little over 1 stays in the last bin.
@@ -260,14 +260,6 @@ def __getattr__(name: str) -> Any:
     if name in ("PairedDifference", "paired_difference", "t_interval"):
         return getattr(import_module("dropmax.lab.statistics"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def _positive(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidType(f"{name} must be a positive integer, got {value!r}")
-    if value < 1:
-        raise InvalidValue(f"{name} must be a positive integer, got {value}")
-    return value
 
 
 def _mean(condition: Tensor) -> float:

@@ -97,8 +97,10 @@ class DropMaxLoss(nn.Module):
     def __init__(self, head: nn.Module, *, reduction: str = "mean") -> None:
         super().__init__()
         check_choice("reduction", reduction, REDUCTIONS)
+        if not isinstance(head, nn.Module):
+            raise InvalidType(f"DropMaxLoss takes a packed head or a model that holds one, got {head!r}")
         # In a tuple, so that the head's parameters do not become the criterion's.
-        self._head = (_find_head(head),)
+        self._head = (_packable(head) if isinstance(head, Head) else _find_packed(head).head,)
         self.reduction = reduction
 
     @property
@@ -184,7 +186,8 @@ class DropMaxLoss(nn.Module):
         """Tell a packed output from logits by its width, and refuse any other."""
         if not isinstance(output, Tensor):
             raise InvalidType(f"the model's output must be a torch.Tensor, got {type(output).__name__}")
-        packed, plain = _packed_width(self.head), self.head.num_classes
+        plain = self.head.num_classes
+        packed = plain * len(_packed_names(self.head)) + _is_marked(self.head)
         if output.dim() > 0 and output.shape[-1] in (packed, plain):
             return output.shape[-1] == packed
         hint = ""
@@ -228,12 +231,6 @@ def _find_packed(model: nn.Module) -> PackedHead:
     raise InvalidValue(f"{type(model).__name__} {what}{how}")
 
 
-def _find_head(module: nn.Module) -> Head:
-    if not isinstance(module, nn.Module):
-        raise InvalidType(f"DropMaxLoss takes a packed head or a model that holds one, got {module!r}")
-    return _packable(module) if isinstance(module, Head) else _find_packed(module).head
-
-
 def _cross_entropies(head: Head, logits: Tensor, target: Tensor) -> RowLosses:
     """Return the cross entropy of the mean prediction, as ``nn.CrossEntropyLoss`` with the head's options."""
     found = cross_entropy(logits, target, label_smoothing=head.label_smoothing, class_weight=head.class_weight)
@@ -243,10 +240,6 @@ def _cross_entropies(head: Head, logits: Tensor, target: Tensor) -> RowLosses:
 def _is_marked(head: Head) -> bool:
     """Say whether what the loss needs differs from the logits of the prediction: then a column of NaN marks it."""
     return len(_packed_names(head)) > 1 or head.noise_shape(1) is not None or head.transforms
-
-
-def _packed_width(head: Head) -> int:
-    return head.num_classes * len(_packed_names(head)) + _is_marked(head)
 
 
 def _packed_names(head: Head) -> tuple[str, ...]:

@@ -424,13 +424,11 @@ class DropMaxClassifier(ConformalMixin, ClassifierMixin, BaseEstimator):  # type
     def _outputs(self, X: Any, mode: str | None = None, samples: int = 100) -> Outputs:
         """Return what the head answers for these rows in a mode as it comes, or else the calibrated answer."""
         check_is_fitted(self)
-        generator, head = torch.Generator(self.device), self.model_.head
+        generator, head = torch.Generator(self.device).manual_seed(self._seed), self.model_.head
         if mode is None and head.calibration is None:
             mode = self.mode
         parts: list[Outputs] = []
         for features, count in self._features(X):
-            if not parts:
-                generator.manual_seed(self._seed)
             part = answer(head, features, mode=mode, samples=samples, generator=generator)
             outside = None if part.outside is None else part.outside[:count]
             parts.append(replace(part, probs=part.probs[:count], retain=part.retain[:count], outside=outside))

@@ -36,11 +36,7 @@ def blocks(X: Any, size: int | None = None) -> Iterator[Any]:
 
 
 def dense(rows: Any) -> NDArray[Any]:
-    """Return an array or a sparse matrix as an array.
-
-    >>> dense(sparse.csr_array([[0.0, 4.0]]))
-    array([[0., 4.]])
-    """
+    """Return an array or a sparse matrix as an array."""
     found: NDArray[Any] = rows.toarray() if sparse.issparse(rows) else rows
     return found
 
@@ -84,14 +80,7 @@ def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def held_out_rows(labels: NDArray[np.intp], fraction: float, random: np.random.RandomState) -> NDArray[np.bool_]:
-    """Choose about ``fraction`` of the rows, the same share of every class, and never the last row of a class.
-
-    >>> chosen = held_out_rows(np.repeat([0, 1], 10), 0.2, np.random.RandomState(0))
-    >>> chosen[:10].sum(), chosen[10:].sum()
-    (np.int64(2), np.int64(2))
-    >>> held_out_rows(np.arange(5), 0.2, np.random.RandomState(0)).any()
-    np.False_
-    """
+    """Choose about ``fraction`` of the rows, the same share of every class, and never the last row of a class."""
     order = random.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]  # by class, at random within each
     counts = np.bincount(labels)
@@ -106,17 +95,11 @@ def held_out_rows(labels: NDArray[np.intp], fraction: float, random: np.random.R
 
 
 class Examples:
-    """Standardised rows, class indices and weights as tensors; sparse rows become dense one batch at a time.
-
-    >>> examples = Examples(np.eye(3), np.arange(3), np.ones(3), None, "cpu")
-    >>> [(tuple(x.shape), y.tolist(), w) for x, y, w in examples.batches(torch.arange(3), 2)]
-    [((2, 3), [0, 1], None), ((1, 3), [2], None)]
-    """
+    """Standardised rows, class indices and weights as tensors; sparse rows become dense one batch at a time."""
 
     def __init__(self, X: Any, labels: NDArray[Any], weight: NDArray[Any], scaler: Any, device: str) -> None:
         self.scaler, self.device = scaler, device
-        self._sparse = X if sparse.issparse(X) else None
-        self._dense = None if sparse.issparse(X) else standardised(X, scaler, device)
+        self._rows = X if sparse.issparse(X) else standardised(X, scaler, device)
         self.labels = torch.as_tensor(labels, device=device)
         plain = bool((weight == 1).all())
         self.weight = None if plain else torch.as_tensor(weight, dtype=torch.float32, device=device)
@@ -127,20 +110,15 @@ class Examples:
     def batches(self, order: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         """Yield rows, labels and weights (None where all are 1) in this order; rows are copies."""
         for rows in torch.split(order.to(self.device), size):
-            if self._dense is None:
-                assert self._sparse is not None
-                x = standardised(self._sparse[rows.cpu().numpy()], self.scaler, self.device)
+            if isinstance(self._rows, Tensor):
+                x = self._rows.index_select(0, rows)  # x[rows] takes five times as long
             else:
-                x = self._dense.index_select(0, rows)  # x[rows] takes five times as long
+                x = standardised(self._rows[rows.cpu().numpy()], self.scaler, self.device)
             yield x, self.labels.index_select(0, rows), None if self.weight is None else self.weight[rows]
 
 
 def standardised(rows: Any, scaler: Any, device: str) -> Tensor:
-    """Return rows as a dense float32 tensor of its own, less their mean and divided by their standard deviation.
-
-    >>> standardised(np.array([[1.0, 2.0]]), None, "cpu")
-    tensor([[1., 2.]])
-    """
+    """Return rows as a dense float32 tensor of its own, less their mean and divided by their standard deviation."""
     array = dense(rows)
     if scaler is not None:
         array = (array - scaler.mean_) / scaler.scale_
@@ -148,14 +126,7 @@ def standardised(rows: Any, scaler: Any, device: str) -> Tensor:
 
 
 def fit_scaler(scaler: Any, X: Any, weight: NDArray[np.float64]) -> None:
-    """Let a ``StandardScaler`` see weighted rows, a dense block at a time: sparse rows scale exactly as dense ones do.
-
-    >>> from sklearn.preprocessing import StandardScaler
-    >>> scaler = StandardScaler()
-    >>> fit_scaler(scaler, sparse.csr_array([[0.0], [4.0]]), np.array([3.0, 1.0]))
-    >>> scaler.mean_, scaler.var_
-    (array([1.]), array([3.]))
-    """
+    """Let a ``StandardScaler`` see weighted rows, a dense block at a time: sparse rows scale as dense ones do."""
     start = 0
     for block in blocks(X):
         rows = dense(block).astype(np.float64)
@@ -166,11 +137,7 @@ def fit_scaler(scaler: Any, X: Any, weight: NDArray[np.float64]) -> None:
 def class_weights(
     given: Mapping[Any, float] | str | None, classes: NDArray[Any], labels: NDArray[Any], weight: NDArray[Any]
 ) -> NDArray[np.float64]:
-    """Return the weight of each class; "balanced" is sum of weights / (number of classes x sum in the class).
-
-    >>> class_weights("balanced", np.array(["a", "b"]), np.array([0, 0, 0, 1]), np.ones(4))
-    array([0.66666667, 2.        ])
-    """
+    """Return the weight of each class; "balanced" is sum of weights / (number of classes x sum in the class)."""
     if given is None:
         return np.ones(len(classes))
     if isinstance(given, str):
@@ -186,10 +153,7 @@ def class_weights(
 
 
 def check_known(labels: Iterable[Any], classes: NDArray[Any], where: str = "y") -> None:
-    """Refuse labels that are not among the classes.
-
-    >>> check_known(["cat"], np.array(["cat", "dog"]))
-    """
+    """Refuse labels that are not among the classes."""
     known = set(classes.tolist())
     for label in labels:
         if label not in known:

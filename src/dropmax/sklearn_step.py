@@ -26,12 +26,7 @@ Step = Callable[[Classifier, Tensor, Tensor, Tensor | None], Tensor]
 
 
 def choose_step(model: Classifier, num_rows: int) -> Step:
-    """Return :func:`by_hand` where it can do what :func:`by_autograd` does for batches of at most ``num_rows`` rows.
-
-    >>> model = Classifier(MLP(4, [8]), DropMax(8, 3))
-    >>> choose_step(model, 200).__name__, choose_step(Classifier(nn.Identity(), model.head), 200).__name__
-    ('by_hand', 'by_autograd')
-    """
+    """Return :func:`by_hand` where it can do what :func:`by_autograd` does for batches of at most ``num_rows`` rows."""
     head = model.head
     usual = (
         type(model.net) is MLP
@@ -58,17 +53,7 @@ def by_autograd(model: Classifier, x: Tensor, target: Tensor, weight: Tensor | N
 
 @torch.no_grad()
 def by_hand(model: Classifier, x: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
-    """Do a :data:`Step` for a perceptron with a DropMax head: the chain rule, layer by layer.
-
-    >>> model = Classifier(MLP(4, [8]), DropMax(8, 3)).double()
-    >>> batch = torch.randn(5, 4).double(), torch.tensor([0, 1, 2, 0, 1]), None
-    >>> found = []
-    >>> for step in (by_hand, by_autograd):
-    ...     _ = torch.manual_seed(0)  # the same masks
-    ...     found.append([step(model, *batch), *(p.grad for p in model.parameters())])
-    >>> all(torch.allclose(ours, theirs) for ours, theirs in zip(*found))
-    True
-    """
+    """Do a :data:`Step` for a perceptron with a DropMax head: the chain rule, layer by layer."""
     net, head = model.net, model.head
     assert isinstance(net, MLP)
     assert isinstance(head, DropMax)

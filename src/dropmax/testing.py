@@ -23,12 +23,7 @@ _FEATURES, _CLASSES, _ROWS = 5, 7, 6
 
 
 class HeadError(InvalidValue, AssertionError):
-    """A head does not do what every head must.
-
-    >>> raise HeadError("Mine: the loss of a row depends on other rows")
-    Traceback (most recent call last):
-    dropmax.testing.HeadError: Mine: the loss of a row depends on other rows
-    """
+    """A head does not do what every head must."""
 
 
 def check_head(head: str | type[Head], *, compile: bool = False, **options: Any) -> list[str]:
@@ -88,8 +83,14 @@ class _Case:
         shape = self.head.noise_shape(_ROWS)
         self.noise = None if shape is None else torch.rand(shape, dtype=F64)
 
-    def make(self, dtype: torch.dtype = F64, **options: Any) -> Head:
-        return make_head(self.cls, _FEATURES, _CLASSES, dtype=dtype, **{**self.options, **options}).eval()
+    def make(self, **options: Any) -> Head:
+        return make_head(self.cls, _FEATURES, _CLASSES, dtype=F64, **{**self.options, **options}).eval()
+
+    def twin(self, dtype: torch.dtype = F64, **options: Any) -> Head:
+        """Return another head with the same parameters and state."""
+        twin = self.make(**options).to(dtype)
+        twin.load_state_dict({name: value.to(dtype) for name, value in self.head.state_dict().items()})
+        return twin
 
     def rows(self, head: Head | None = None, target: Tensor | None = None, noise: Tensor | None = None) -> Tensor:
         """Return the loss of each row."""
@@ -105,6 +106,10 @@ class _Case:
             self.expect(False, f"{message}: shapes {tuple(actual.shape)} and {tuple(expected.shape)}")
         close = torch.allclose(actual.double(), expected.double(), rtol=1e-9, atol=1e-9)
         self.expect(close, f"{message}: {_shown(actual)} and {_shown(expected)}")
+
+    def probabilities(self, found: Tensor, what: str) -> None:
+        self.expect(found.shape == (_ROWS, _CLASSES), f"{what} must return (N, K), got {tuple(found.shape)}")
+        self.expect(((found >= 0) & (found <= 1)).all(), f"{what} holds numbers outside [0, 1]")
 
 
 def _shown(x: Tensor) -> str:
@@ -189,8 +194,7 @@ def _gradients(case: _Case) -> None:
 
 def _dtypes(case: _Case) -> None:
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
-        head = case.make().to(dtype)
-        head.load_state_dict({name: value.to(dtype) for name, value in case.head.state_dict().items()})
+        head = case.twin(dtype)
         features = case.features.to(dtype)
         noise = None if case.noise is None else case.noise.float()
         loss = head.loss(features, case.target, noise=noise).total
@@ -214,21 +218,21 @@ def _empty(case: _Case) -> None:
     loss = case.head.loss(features, target).total
     case.expect(loss == 0, f"the loss of an empty batch must be 0, got {loss.item()}")
     loss.backward()  # type: ignore[no-untyped-call]
+    gradients = [p.grad for p in case.head.parameters() if p.grad is not None]
+    case.expect(not any(bool(grad.any()) for grad in gradients), "the loss of an empty batch has a gradient")
     for mode in MODES:
         shape = tuple(case.head.predict_proba(features, mode).shape)
         case.expect(shape == (0, _CLASSES), f"probabilities of no rows must have shape (0, {_CLASSES}), got {shape}")
 
 
 def _ignored(case: _Case) -> None:
-    head = case.make().train()  # also where it keeps state: ignored rows leave no trace
-    head.load_state_dict(case.head.state_dict())
+    head = case.twin().train()  # also where it keeps state: ignored rows leave no trace
     target = case.target.clone()
     target[1::2] = head.ignore_index
     rows = case.rows(head, target)
     case.expect((rows[1::2] == 0).all(), "rows with the label ignore_index have a loss other than 0")
     state = {name: value.clone() for name, value in head.state_dict().items()}
-    twin = case.make().train()
-    twin.load_state_dict(case.head.state_dict())
+    twin = case.twin().train()
     noise = None if case.noise is None else case.noise[..., ::2, :]
     alone = twin.loss(case.features[::2], case.target[::2], reduction="none", noise=noise).total
     case.same(rows[::2], alone, "rows with the label ignore_index change the losses of the others")
@@ -240,8 +244,7 @@ def _ignored(case: _Case) -> None:
 
 def _class_weight(case: _Case) -> None:
     weight = torch.arange(1, _CLASSES + 1, dtype=F64) / 4
-    head = case.make(class_weight=weight.tolist())
-    head.load_state_dict(case.head.state_dict())
+    head = case.twin(class_weight=weight.tolist())
     if not head.label_smoothing:  # else the weights of the other classes take part
         expected = case.rows() * weight[case.target]
         case.same(case.rows(head), expected, "class_weight must multiply the loss of a row (see class_weighted)")
@@ -277,8 +280,7 @@ def _predictions(case: _Case) -> None:
     )
     for mode in MODES:
         p = case.head.predict_proba(case.features, mode, samples=10)
-        case.expect(p.shape == (_ROWS, _CLASSES), f"predict_proba({mode!r}) must return (N, K), got {tuple(p.shape)}")
-        case.expect(((p >= 0) & (p <= 1)).all(), f"predict_proba({mode!r}) holds numbers outside [0, 1]")
+        case.probabilities(p, f"predict_proba({mode!r})")
         case.same(p.sum(-1), torch.ones(_ROWS, dtype=F64), f"rows of predict_proba({mode!r}) do not sum to 1")
         if not case.head.masked:
             case.same(p, mean, f"{mode!r} differs from 'mean', though the head says that it draws no masks (masked)")
@@ -299,23 +301,17 @@ def _top(case: _Case) -> None:
 
 
 def _masks(case: _Case) -> None:
-    for what, found in (
-        ("retain_probs", case.head.retain_probs(case.features)),
-        ("posterior_probs", case.head.posterior_probs(case.features, case.target)),
-    ):
-        case.expect(found.shape == (_ROWS, _CLASSES), f"{what}() must return (N, K), got {tuple(found.shape)}")
-        case.expect(((found >= 0) & (found <= 1)).all(), f"{what}() holds numbers outside [0, 1]")
+    case.probabilities(case.head.retain_probs(case.features), "retain_probs()")
+    case.probabilities(case.head.posterior_probs(case.features, case.target), "posterior_probs()")
     std = case.head.predictive_std(case.features)
     case.expect(std.isfinite().all() and (std >= 0).all(), "predictive_std() holds numbers that are not deviations")
 
 
 def _state(case: _Case) -> None:
     case.head.train().loss(case.features, case.target, noise=case.noise)
-    twin = case.make()
-    twin.load_state_dict(case.head.eval().state_dict())
-    case.same(
-        case.rows(twin), case.rows(), "state_dict() does not hold everything: a head that loads it has another loss"
-    )
+    case.head.eval()
+    message = "state_dict() does not hold everything: a head that loads it has another loss"
+    case.same(case.rows(case.twin()), case.rows(), message)
 
 
 def _config(case: _Case) -> None:
@@ -335,9 +331,8 @@ def _packing(case: _Case) -> None:
     criterion = DropMaxLoss(packed)
     expected = case.head.eval().loss(case.features, case.target, noise=case.noise).total
     found = criterion(packed.train()(case.features), case.target, noise=case.noise)
-    case.same(
-        found, expected, "the packed loss differs from loss(): set packable = False if it needs more than logits()"
-    )
+    message = "the packed loss differs from loss(): set packable = False if it needs more than logits()"
+    case.same(found, expected, message)
     message = "the logits of a packed output differ from forward()"
     case.same(criterion.logits(packed(case.features)), packed.eval()(case.features), message)
 

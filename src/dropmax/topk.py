@@ -74,11 +74,7 @@ def topk(
 
 
 def row_blocks(num_rows: int, num_classes: int) -> Iterator[slice]:
-    """Yield blocks of rows of about BLOCK_NUMBERS numbers.
-
-    >>> list(row_blocks(5, 2**21))
-    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
-    """
+    """Yield blocks of rows of about BLOCK_NUMBERS numbers."""
     size = max(1, BLOCK_NUMBERS // max(1, num_classes))
     return (slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size))
 

@@ -258,7 +258,7 @@ def test_examples_that_cannot_be_held_out(iris: tuple[Any, Any]) -> None:
 # --- among scikit-learn's tools --------------------------------------------------------------------------------------
 
 
-def test_data_frames_strings_and_set_output(iris: tuple[Any, Any]) -> None:
+def test_data_frames_strings_and_a_pipeline(iris: tuple[Any, Any]) -> None:
     X, y = iris
     frame = pd.DataFrame(X, columns=["a", "b", "c", "d"])
     pipeline = make_pipeline(StandardScaler(), quick(max_iter=60, learning_rate_init=0.02))
@@ -267,15 +267,9 @@ def test_data_frames_strings_and_set_output(iris: tuple[Any, Any]) -> None:
     assert pipeline.score(frame, y) > 0.9
     assert pipeline.predict(frame)[0] == "setosa"
     assert not np.array_equal(pipeline.predict_proba(frame, mode="exact"), pipeline.predict_proba(frame))
-
-
-def test_the_last_step_of_a_pipeline_has_its_own_methods(iris: tuple[Any, Any]) -> None:
-    X, y = iris
-    pipeline = make_pipeline(StandardScaler(), quick(max_iter=20)).fit(X, y)
-    assert pipeline.decision_function(X).shape == pipeline.predict_log_proba(X).shape == (150, 3)
-    prepared = pipeline[:-1].transform(X)
-    assert len(pipeline[-1].confusable_with(prepared)) == 150
-    assert pipeline[-1].retain_proba(prepared).shape == (150, 3)
+    assert pipeline.decision_function(frame).shape == pipeline.predict_log_proba(frame).shape == (150, 3)
+    prepared = pipeline[:-1].transform(frame)  # the last step has methods of its own
+    assert len(pipeline[-1].confusable_with(prepared)) == len(pipeline[-1].retain_proba(prepared)) == 150
 
 
 def test_grid_search_clones_and_numpy_parameters(iris: tuple[Any, Any]) -> None:

@@ -67,6 +67,10 @@ def naive_expected_nll(logits: Tensor, posterior_logits: Tensor, target: Tensor)
 
 
 PER_CLASS = [(exact.predictive, naive_predictive), (exact.variance, naive_variance)]
+ENTROPIES = [
+    (exact.expected_entropy, naive_expected_entropy),
+    (exact.mutual_information, naive_mutual_information),
+]
 OF_TARGET = [
     (exact.log_marginal, naive_log_marginal),
     (exact.posterior, naive_posterior),
@@ -82,11 +86,15 @@ def all_functions(target: Tensor) -> list[tuple[Callable[..., Tensor], Callable[
 
 def assert_right(logits: Tensor, retain_logits: Tensor, target: Tensor) -> None:
     """Within the tolerance of the dtype, absolute or (for log_marginal and expected_nll) relative."""
-    for function, naive in all_functions(target):
+    for function, naive in [*all_functions(target), *ENTROPIES]:
         actual, expected = function(logits, retain_logits), naive(logits, retain_logits)
         assert actual.dtype == logits.dtype
         assert actual.shape == expected.shape
-        error = (actual.double() - expected).abs() / expected.abs().clamp_min(1)
+        error = (actual.double() - expected).abs()
+        if (function, naive) in ENTROPIES:
+            assert bool((actual >= 0).all())
+        else:
+            error = error / expected.abs().clamp_min(1)
         assert float(error.max()) <= TOLERANCE[logits.dtype]
     assert bool((exact.variance(logits, retain_logits) >= 0).all())
     assert bool((exact.expected_nll(logits, retain_logits, target) >= 0).all())

@@ -1,4 +1,4 @@
-"""Expected entropy and mutual information against sums over all 2^K masks, and what must hold for any K."""
+"""Expected entropy and mutual information, beyond the sums over all 2^K masks of test_values.py."""
 
 from __future__ import annotations
 
@@ -6,50 +6,10 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import Tensor
 
 from dropmax import exact
 from dropmax.errors import InvalidValue
-from tests.exact.naive import TOLERANCE, draw, dtypes, naive_expected_entropy, naive_mutual_information
-from tests.exact.test_values import CORNERS
-
-PAIRS = [
-    (exact.expected_entropy, naive_expected_entropy),
-    (exact.mutual_information, naive_mutual_information),
-]
-
-
-def assert_right(logits: Tensor, retain_logits: Tensor) -> None:
-    for function, naive in PAIRS:
-        actual, expected = function(logits, retain_logits), naive(logits, retain_logits)
-        assert actual.dtype == logits.dtype
-        assert actual.shape == logits.shape[:-1]
-        assert bool((actual >= 0).all())
-        assert float((actual.double() - expected).abs().max()) <= TOLERANCE[logits.dtype]
-
-
-@dtypes
-@given(
-    seed=st.integers(0, 2**32),
-    batch=st.sampled_from([(), (1,), (7,), (2, 3)]),
-    classes=st.integers(2, 9),
-    spread=st.sampled_from([0.0, 1e-3, 1.0, 10.0, 50.0]),
-    retain=st.sampled_from([0.0, 1.0, 5.0, 20.0]),
-)
-def test_every_mask(
-    dtype: torch.dtype, seed: int, batch: tuple[int, ...], classes: int, spread: float, retain: float
-) -> None:
-    logits, retain_logits, _ = draw(seed, (*batch, classes), spread, retain, dtype)
-    assert_right(logits, retain_logits)
-
-
-@dtypes
-@pytest.mark.parametrize("corner", CORNERS)
-def test_corners(dtype: torch.dtype, corner: str) -> None:
-    logits, retain_logits = torch.tensor(CORNERS[corner], dtype=dtype)
-    assert_right(logits, retain_logits)
+from tests.exact.naive import ENTROPIES, draw
 
 
 def test_a_class_ruled_out_and_masks_that_are_certain() -> None:
@@ -81,7 +41,7 @@ def test_rows_do_not_depend_on_each_other_and_there_is_no_gradient() -> None:
 
 
 def test_bad_input() -> None:
-    for function, _ in PAIRS:
+    for function, _ in ENTROPIES:
         with pytest.raises(InvalidValue, match="expected one of each for every class"):
             function(torch.zeros(2, 3), torch.zeros(2, 4))
         assert function(torch.zeros(0, 3), torch.zeros(0, 3)).shape == (0,)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from dropmax import exact
 from dropmax.exact import kernels, portable
-from tests.enumeration import all_masks
+from tests.exact.naive import naive_predictive, naive_variance
 
 
 def logits_of(classes: int, spread: float, retain_spread: float, rows: int = 8) -> tuple[Tensor, Tensor]:
@@ -18,11 +18,8 @@ def logits_of(classes: int, spread: float, retain_spread: float, rows: int = 8) 
 
 def naive(o: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     """Both moments by going through the masks."""
-    z = all_masks(o.shape[-1]) > 0
-    weight = torch.where(z[:, None], a.sigmoid(), (-a).sigmoid()).prod(-1)
-    kept = z | ~z.any(-1, keepdim=True)
-    p = o.masked_fill(~kept[:, None], -torch.inf).softmax(-1)
-    return (weight[..., None] * p).sum(0), (weight[..., None] * p**2).sum(0)
+    mean = naive_predictive(o, a)
+    return mean, naive_variance(o, a) + mean.square()
 
 
 @pytest.mark.parametrize(("spread", "retain_spread"), [(1.0, 1.0), (30.0, 5.0), (1e4, 3.0)])

@@ -67,7 +67,9 @@ def test_dropmax_compiles_with_inductor() -> None:
     torch.testing.assert_close(compiled(features, target, noise), head.loss(features, target, noise=noise).total)
 
 
-@pytest.mark.parametrize("options", [{"likelihood": "marginal"}, {"samples": 3}, {"label_smoothing": 0.1}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"likelihood": "marginal"}, {"likelihood": "exact"}, {"samples": 3}, {"label_smoothing": 0.1}], ids=str
+)
 def test_every_likelihood_of_dropmax(options: dict[str, object]) -> None:
     head = make_head("dropmax", 6, 5, **options)
     noise = noise_for(head)

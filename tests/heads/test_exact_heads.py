@@ -80,35 +80,14 @@ def test_exact_objectives_pass_gradcheck_and_weigh_classes(likelihood: str) -> N
     head, features, target = head_and_batch(likelihood=likelihood, class_weight=[1.0, 2, 3, 4, 5, 6, 7])
 
     def nll(weight: Tensor) -> Tensor:
-        return torch.func.functional_call(_Term(head), {"head.classifier.weight": weight}, (features, target))
+        logits = {**head.logits(features), "classifier": features @ weight.T + head.classifier.bias}
+        return head.terms(logits, target, None)["cross_entropy"]
 
     assert torch.autograd.gradcheck(nll, head.classifier.weight.detach().clone().requires_grad_())
     plain, *_ = head_and_batch(likelihood=likelihood)
     plain.load_state_dict(head.state_dict())
     rows = plain.loss(features, target, reduction="none").total * (target + 1)
     torch.testing.assert_close(head.loss(features, target, reduction="none").total, rows)
-
-
-class _Term(torch.nn.Module):
-    def __init__(self, head: DropMax) -> None:
-        super().__init__()
-        self.head = head
-
-    def forward(self, features: Tensor, target: Tensor) -> Tensor:
-        return self.head.terms(self.head.logits(features), target, None)["cross_entropy"]
-
-
-@pytest.mark.parametrize("likelihood", ["exact", "marginal"])
-def test_exact_objectives_learn_a_separable_problem(likelihood: str) -> None:
-    target = torch.arange(400) % 4
-    features = 4 * torch.eye(4)[target] + torch.randn(400, 4)
-    head = make_head("dropmax", 4, 4, likelihood=likelihood)
-    optimiser = torch.optim.Adam(head.param_groups(1e-4), lr=0.05)
-    for _ in range(100):
-        optimiser.zero_grad()
-        head.loss(features, target).total.backward()
-        optimiser.step()
-    assert (head(features).argmax(-1) == target).float().mean() > 0.97
 
 
 def test_label_smoothing_has_no_exact_form() -> None:
@@ -118,17 +97,7 @@ def test_label_smoothing_has_no_exact_form() -> None:
         DropMax(6, K, likelihood="exat")
 
 
-def test_exact_heads_compile_without_a_graph_break_and_vmap() -> None:
-    torch._dynamo.reset()
+def test_an_exact_loss_row_by_row_with_vmap() -> None:
     head, features, target = head_and_batch(likelihood="exact")
-
-    def step(features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        return head.loss(features, target).total, head.predict_proba(features, "exact")
-
-    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
-    expected, found = step(features, target), compiled(features, target)
-    torch.testing.assert_close(found, expected)
-    parameters = list(head.parameters())
-    torch.testing.assert_close(torch.autograd.grad(found[0], parameters), torch.autograd.grad(expected[0], parameters))
     rows = torch.vmap(lambda h, t: head.loss(h[None], t[None]).total)(features, target)
     torch.testing.assert_close(rows, head.loss(features, target, reduction="none").total)

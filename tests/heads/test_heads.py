@@ -17,6 +17,7 @@ from dropmax.heads import FURTHER
 from dropmax.heads.masked import MaskedHead
 from tests import enumeration as naive
 from tests.close import close
+from tests.heads.losses import loss_at
 
 F64 = torch.float64
 ALL = [*HEADS, *FURTHER]
@@ -49,23 +50,13 @@ def test_gradcheck_of_every_loss_with_fixed_noise(name: str, options: dict[str, 
     parameters = dict(head.named_parameters())
 
     def loss(features: Tensor, *values: Tensor) -> Tensor:
-        replaced = {f"head.{k}": v for k, v in zip(parameters, values, strict=True)}
-        return torch.func.functional_call(_LossOf(head), replaced, (features, target, noise))
+        return loss_at(head, dict(zip(parameters, values, strict=True)), features, target, noise)
 
     # What a loss stops, a numerical derivative does not: there, check the classifier only. The stopped paths of DropMax
     # have their own test; the spread of label smoothing over a mask is a target, which carries no gradient.
     stops = name == "dropmax" or (name == "dropmax-qp" and "label_smoothing" in options)
     values = [p.detach().clone().requires_grad_(not stops or "classifier" in k) for k, p in parameters.items()]
     assert torch.autograd.gradcheck(loss, [features.requires_grad_(not stops), *values])
-
-
-class _LossOf(nn.Module):
-    def __init__(self, head: dropmax.Head) -> None:
-        super().__init__()
-        self.head = head
-
-    def forward(self, features: Tensor, target: Tensor, noise: Tensor) -> Tensor:
-        return self.head.loss(features, target, noise=noise).total
 
 
 @pytest.mark.parametrize("stop_gradient", ["logits", "parameters"])
@@ -113,55 +104,41 @@ def test_numerical_gradient_of_dropmax_with_the_stopped_logit_held_fixed(
             assert grad[position].item() == pytest.approx(difference.item(), abs=1e-6, rel=1e-5)
 
 
-def gradients(head: dropmax.Head, term: str, features: Tensor, target: Tensor) -> dict[str, bool]:
-    """Which parameters (and the features) get a gradient from a term, by the hooks of the head."""
-    features = features.clone().requires_grad_()
-    inputs = {"features": features, **dict(head.named_parameters())}
+def by_terms(head: dropmax.Head, term: str, features: Tensor, target: Tensor) -> Tensor:
+    """One term, by the hooks of the head."""
     noise = torch.rand(head.noise_shape(len(features)) or (), dtype=F64)
-    found = head.terms(head.logits(features), target, noise)[term].sum()
-    grads = torch.autograd.grad(found, list(inputs.values()), allow_unused=True)
-    reached = {k: g is not None and bool((g != 0).any()) for k, g in zip(inputs, grads, strict=True)}
-    return {k.removesuffix(".weight"): v for k, v in reached.items() if not k.endswith(".bias")}
+    return head.terms(head.logits(features), target, noise)[term].sum()
 
 
-def gradients_of_total(head: DropMax, term: str, features: Tensor, target: Tensor) -> dict[str, bool]:
+def by_total(head: dropmax.Head, term: str, features: Tensor, target: Tensor) -> Tensor:
     """The same by the fast form, with the weights of all other terms at zero."""
     for name in ("cross_entropy", "kl", "entropy", "auxiliary"):
         setattr(head, f"{name}_weight", float(name == term))
+    return head.loss(features, target).total
+
+
+def reached(of: Any, head: dropmax.Head, term: str, features: Tensor, target: Tensor) -> dict[str, bool]:
+    """Which parameters (and the features) get a gradient from a term."""
     features = features.clone().requires_grad_()
-    inputs = {"features": features, **dict(head.named_parameters())}
-    grads = torch.autograd.grad(head.loss(features, target).total, list(inputs.values()), allow_unused=True)
-    reached = {k: g is not None and bool((g != 0).any()) for k, g in zip(inputs, grads, strict=True)}
-    return {k.removesuffix(".weight"): v for k, v in reached.items() if not k.endswith(".bias")}
+    inputs = {"features": features, **{k: p for k, p in head.named_parameters() if not k.endswith(".bias")}}
+    grads = torch.autograd.grad(of(head, term, features, target), list(inputs.values()), allow_unused=True)
+    found = zip(inputs, grads, strict=True)
+    return {k.removesuffix(".weight"): g is not None and bool((g != 0).any()) for k, g in found}
 
 
-@pytest.mark.parametrize("of", [gradients, gradients_of_total])
+@pytest.mark.parametrize("of", [by_terms, by_total])
 @pytest.mark.parametrize("stop_gradient", ["logits", "parameters"])
 def test_which_parameters_learn_from_which_term(stop_gradient: str, of: Any) -> None:
     head = DropMax(6, 5, stop_gradient=stop_gradient, dtype=F64, **PAPER_OBJECTIVE)
     features, target = batch()
-    reached = {term: of(head, term, features, target) for term in ("cross_entropy", "kl", "entropy", "auxiliary")}
+    learns = {
+        term: reached(of, head, term, features, target) for term in ("cross_entropy", "kl", "entropy", "auxiliary")
+    }
     # theta learns from KL and entropy, never from the sampled likelihood.
-    assert reached["cross_entropy"] == {"features": True, "classifier": True, "retain": False, "correction": True}
-    assert reached["kl"] == {"features": True, "classifier": False, "retain": True, "correction": True}
-    assert reached["entropy"] == {"features": True, "classifier": False, "retain": True, "correction": False}
-    assert reached["auxiliary"] == {"features": True, "classifier": False, "retain": False, "correction": True}
-
-
-def test_the_two_stop_gradient_readings_differ_in_the_features_gradient_only() -> None:
-    features, target = batch()
-    noise = torch.rand(4, 5, dtype=F64)
-    results = []
-    for stop_gradient in ("logits", "parameters"):
-        torch.manual_seed(1)
-        head = DropMax(6, 5, stop_gradient=stop_gradient, dtype=F64)
-        h = features.clone().requires_grad_()
-        loss = head.loss(h, target, noise=noise).total
-        loss.backward()
-        results.append((loss.detach(), h.grad, [p.grad for p in head.parameters()]))
-    torch.testing.assert_close(results[0][0], results[1][0])
-    torch.testing.assert_close(results[0][2], results[1][2])
-    assert not torch.allclose(results[0][1], results[1][1])
+    assert learns["cross_entropy"] == {"features": True, "classifier": True, "retain": False, "correction": True}
+    assert learns["kl"] == {"features": True, "classifier": False, "retain": True, "correction": True}
+    assert learns["entropy"] == {"features": True, "classifier": False, "retain": True, "correction": False}
+    assert learns["auxiliary"] == {"features": True, "classifier": False, "retain": False, "correction": True}
 
 
 @pytest.mark.parametrize(
@@ -205,8 +182,8 @@ def test_kl_and_entropy_never_weigh_more_than_ten_classes_would(num_classes: int
 
 def test_without_mask_gradient_phi_learns_from_kl_and_labels_alone() -> None:
     head = DropMax(6, 5, dtype=F64)  # which is the default
-    assert gradients(head, "cross_entropy", *batch())["correction"] is False
-    assert gradients(head, "kl", *batch())["correction"] is True
+    assert reached(by_terms, head, "cross_entropy", *batch())["correction"] is False
+    assert reached(by_terms, head, "kl", *batch())["correction"] is True
 
 
 @pytest.mark.parametrize("name", ["dropmax", "dropmax-qp"])
@@ -319,18 +296,6 @@ def test_reductions_ignored_rows_and_extra_dimensions_agree(name: str, options: 
         torch.testing.assert_close(value, rows.terms[term].sum() / weight.sum())
 
 
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("kind", ["empty", "all ignored"])
-def test_nothing_to_learn_from_gives_a_zero_loss_with_a_gradient(name: str, kind: str) -> None:
-    head = make_head(name, 6, 5)
-    n = 0 if kind == "empty" else 3
-    loss = head.loss(torch.randn(n, 6), torch.full((n,), -100)).total
-    assert loss.item() == 0
-    loss.backward()
-    assert all(p.grad is not None and (p.grad == 0).all() for p in head.parameters())
-    assert head.predict_proba(torch.randn(0, 6), "mc").shape == (0, 5)
-
-
 def test_theta_is_exempt_from_weight_decay() -> None:
     head = DropMax(6, 5)
     decayed, free = head.param_groups(weight_decay=0.1)
@@ -380,13 +345,15 @@ def test_a_head_is_rebuilt_from_its_config(name: str) -> None:
     twin.load_state_dict(head.state_dict())
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_heads_learn_a_separable_problem(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [*((name, {}) for name in ALL), *(("dropmax", {"likelihood": x}) for x in ("exact", "marginal"))],
+)
+def test_heads_learn_a_separable_problem(name: str, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    centres = 4 * torch.eye(4)
     target = torch.arange(400) % 4
-    features = centres[target] + torch.randn(400, 4)
-    head = make_head(name, 4, 4)
+    features = 4 * torch.eye(4)[target] + torch.randn(400, 4)
+    head = make_head(name, 4, 4, **options)
     optimiser = torch.optim.Adam(head.param_groups(1e-4), lr=0.05)
     for _ in range(150):
         optimiser.zero_grad()
@@ -443,29 +410,6 @@ def test_a_hook_on_one_bottleneck_is_heard() -> None:
     with torch.no_grad():
         other.retain.down.weight.mul_(2)
     torch.testing.assert_close(*(x.loss(h, target, noise=noise).total for x in (head, other)))
-
-
-def test_a_head_of_ones_own_in_ten_lines() -> None:
-    class Focal(dropmax.Head):
-        name = "focal"
-
-        def terms(self, logits: Any, target: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
-            nll = self.cross_entropy(logits["classifier"], target)
-            return {"focal": (1 - (-nll).exp()) ** 2 * nll}
-
-    weight = [1.0, 2.0, 0.5, 1.0, 3.0]
-    head = Focal(6, 5, dtype=F64, class_weight=weight, ignore_index=-1)
-    features, target = batch()
-    target[1] = -1
-    p = head.predict_proba(features)[target != -1, target[target != -1]]
-    w = torch.tensor(weight, dtype=F64)[target[target != -1]]
-    expected = (w * -((1 - p) ** 2) * p.log()).sum() / w.sum()
-    total, terms = head.loss(features, target)
-    torch.testing.assert_close(total, expected)
-    assert list(terms) == ["focal"]
-    packed = dropmax.PackedHead(head)
-    torch.testing.assert_close(dropmax.DropMaxLoss(packed)(packed(features), target), expected)
-    assert head.topk(features, 2).indices.shape == (4, 2)
 
 
 def test_another_prior_on_the_masks_replaces_the_fast_form() -> None:

@@ -28,10 +28,6 @@ def moments(logits: Tensor, retain_logits: Tensor, order: int) -> tuple[Tensor, 
     """Return the mean of p(y=k | x, z) over z and, for order 2, its second moment too, each (..., K) in float64.
 
     Equals, to about 1e-12, :func:`dropmax.exact.kernels.moments` of the same logits in float64.
-
-    >>> mean, second = moments(torch.tensor([[2.0, 1.0, 0.0]]), torch.zeros(1, 3), order=2)
-    >>> mean
-    tensor([[0.4928, 0.3112, 0.1960]], dtype=torch.float64)
     """
     o, a = logits.double(), retain_logits.double()
     softmax = o.softmax(-1)

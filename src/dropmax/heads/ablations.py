@@ -63,17 +63,11 @@ class DropMaxUnmasked(DropMax):
         """Return the class logits; with ``masked_prediction``, ``o + log rho``."""
         return super().prediction_logits(logits) if self.masked_prediction else logits["classifier"]
 
-    def probabilities(
-        self,
-        logits: Mapping[str, Tensor],
-        mode: str = "mean",
-        samples: int = 100,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
+    def probabilities(self, logits: Mapping[str, Tensor], *args: Any, **options: Any) -> Tensor:
         """Return the softmax of the class logits; with ``masked_prediction``, what DropMax returns."""
         if self.masked_prediction:
-            return super().probabilities(logits, mode, samples, generator)
-        return Head.probabilities(self, logits, mode, samples, generator)
+            return super().probabilities(logits, *args, **options)
+        return Head.probabilities(self, logits, *args, **options)
 
     def predictive_std(self, features: Tensor) -> Tensor:
         """Return zeros, or, with ``masked_prediction``, what DropMax returns."""

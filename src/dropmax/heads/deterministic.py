@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from dropmax.checks import check_features
@@ -42,13 +41,7 @@ class DeterministicAttention(Head):
         check_features(features, self.in_features)
         return self.check_finite("retain probabilities", _wide(self.retain(features)).sigmoid())
 
-    def probabilities(
-        self,
-        logits: Mapping[str, Tensor],
-        mode: str = "mean",
-        samples: int = 100,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
+    def probabilities(self, logits: Mapping[str, Tensor], *_: Any, **__: Any) -> Tensor:
         """Return the softmax of ``o + log rho``, in every mode."""
         return _gated(logits).softmax(-1)
 

@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 class SharedOptions(TypedDict, total=False):
-    """The options every head takes, see :class:`Head`.
-
-    >>> sorted(SharedOptions.__annotations__)
-    ['class_weight', 'device', 'dtype', 'ignore_index', 'label_smoothing']
-    """
+    """The options every head takes, see :class:`Head`."""
 
     label_smoothing: float
     class_weight: Tensor | Sequence[float] | None
@@ -30,12 +26,7 @@ class SharedOptions(TypedDict, total=False):
 
 
 def option_defaults(head: type[Head]) -> dict[str, Any]:
-    """Return the options a head's constructor takes beyond its sizes, device and dtype, with their defaults.
-
-    >>> from dropmax import Softmax
-    >>> option_defaults(Softmax)
-    {'label_smoothing': 0.0, 'class_weight': None, 'ignore_index': -100}
-    """
+    """Return the options a head's constructor takes beyond its sizes, device and dtype, with their defaults."""
     own = {"in_features", "num_classes", "device", "dtype", "ranks"}
     options: dict[str, Any] = {}
     for cls in head.__mro__:
@@ -48,21 +39,10 @@ def option_defaults(head: type[Head]) -> dict[str, Any]:
 
 
 def option_names(head: type[Head]) -> list[str]:
-    """Return the names of the options of a head.
-
-    >>> from dropmax import Softmax
-    >>> option_names(Softmax)
-    ['label_smoothing', 'class_weight', 'ignore_index']
-    """
+    """Return the names of the options of a head."""
     return list(option_defaults(head))
 
 
 def unknown_option(head: type[Head], option: str) -> str:
-    """Return what to say about an option this head does not have.
-
-    >>> from dropmax import DropMax
-    >>> print(unknown_option(DropMax, "temprature")[:77])
-    unknown option of dropmax 'temprature': did you mean 'temperature'? Valid are
-    """
-    names = option_names(head)
-    return unknown(f"option of {head.name}", option, names)
+    """Return what to say about an option this head does not have."""
+    return unknown(f"option of {head.name}", option, option_names(head))

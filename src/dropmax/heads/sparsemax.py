@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from dropmax.functional import sparsemax, sparsemax_loss
@@ -17,6 +17,7 @@ class Sparsemax(Head):
     Its probabilities are ``sparsemax(forward(features))``, not the softmax of it. Label smoothing spreads the label
     evenly; a class weight multiplies the row.
 
+    >>> import torch
     >>> head = Sparsemax(in_features=8, num_classes=100)
     >>> bool((head.predict_proba(5 * torch.randn(4, 8)) == 0).any())
     True
@@ -28,12 +29,6 @@ class Sparsemax(Head):
         """Return the sparsemax loss of each row, named as the other heads' cross entropy, so that logs line up."""
         return {"cross_entropy": sparsemax_loss(logits["classifier"], target, label_smoothing=self.label_smoothing)}
 
-    def probabilities(
-        self,
-        logits: Mapping[str, Tensor],
-        mode: str = "mean",
-        samples: int = 100,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
+    def probabilities(self, logits: Mapping[str, Tensor], *_: Any, **__: Any) -> Tensor:
         """Return the sparsemax of the logits, in every mode."""
         return sparsemax(logits["classifier"])
