@@ -12,7 +12,6 @@ import inspect
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 
 import torch
 from rich.console import Console
@@ -67,7 +66,7 @@ def _run(name: str, command: str, quick: bool, out: Path, console: Console) -> N
         if quick:
             console.print(f"The benchmark {name} has no quick form: all of it runs.")
         rows = module.run()
-    for table in _tables(module, name, rows):
+    for table in module.tables(rows) if hasattr(module, "tables") else [harness.table_of(name, rows)]:
         console.print(table)
     path = harness.result_path(out, name, quick)
     harness.write_result(path, name, rows, origin, quick)
@@ -83,10 +82,6 @@ def _run(name: str, command: str, quick: bool, out: Path, console: Console) -> N
             "intervals rather than the medians, and run it again when the machine is quiet.",
             soft_wrap=True,
         )
-
-
-def _tables(module: ModuleType, name: str, rows: list[dict[str, object]]) -> list[object]:
-    return module.tables(rows) if hasattr(module, "tables") else [harness.table_of(name, rows)]
 
 
 if __name__ == "__main__":

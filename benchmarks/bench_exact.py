@@ -1,25 +1,16 @@
-"""Exact inference against sampling: the predictive distribution, and a training step with either likelihood.
-
-Run it with ``python benchmarks/bench_exact.py`` or ``python -m benchmarks exact``.
-"""
+"""Exact inference against sampling: the predictive distribution, and a training step with either likelihood."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-if not __package__:  # run as a script
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from benchmarks import harness
+from benchmarks.rows import table
 from dropmax import exact, make_head
 
 BATCH, FEATURES, SAMPLES = 128, 512, 1000
@@ -118,18 +109,21 @@ def _training(classes: int, timing: dict[str, Any]) -> dict[str, Any]:
 
 def tables(rows: Sequence[dict[str, Any]]) -> list[Table]:
     """Return one table for prediction and one for training."""
-    prediction = _table(
+    prediction = table(
         f"Predictive distribution, batch {BATCH}: exact against {SAMPLES} hard masks.\n"
         f"Aim: {SPEED_AIM} times faster, {ERROR_AIM} times smaller largest error",
         ("classes", "exact ms", "sampled ms", "ratio", "95 %", "error", "sampled", "aim"),
+        left=["aim"],
     )
-    training = _table(
+    training = table(
         f"Training step, batch {BATCH}, {FEATURES} features: DropMax with the exact likelihood against the sampled.\n"
         f"Aim: at most {STEP_AIM[100]:g} times as long with 100 classes, {STEP_AIM[1000]:g} times with 1,000",
         ("classes", "exact ms", "sampled ms", "ratio", "95 %", "aim"),
+        left=["aim"],
     )
     for row in rows:
-        digits = 0 if row["what"] == "prediction" else 2
+        is_prediction = row["what"] == "prediction"
+        digits = 0 if is_prediction else 2
         cells = [
             f"{row['classes']:,}",
             f"{1e3 * row['exact']:.2f}",
@@ -137,28 +131,7 @@ def tables(rows: Sequence[dict[str, Any]]) -> list[Table]:
             f"{row['ratio']:.{digits}f}",
             f"{row['ratio_low']:.{digits}f}-{row['ratio_high']:.{digits}f}",
         ]
-        verdict = "" if row["met"] is None else "met" if row["met"] else "not met"
-        if row["what"] == "prediction":
-            prediction.add_row(*cells, f"{row['exact_error']:.0e}", f"{row['sampled_error']:.0e}", verdict)
-        else:
-            training.add_row(*cells, verdict)
+        errors = [f"{row[name]:.0e}" for name in ("exact_error", "sampled_error")] if is_prediction else []
+        verdict = {True: "met", False: "not met", None: ""}[row["met"]]
+        (prediction if is_prediction else training).add_row(*cells, *errors, verdict)
     return [prediction, training]
-
-
-def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column, justify="left" if column == "aim" else "right", no_wrap=True)
-    return table
-
-
-def main() -> None:
-    """Run everything and print the tables."""
-    torch.manual_seed(0)
-    console = Console()
-    for table in tables(run("--quick" in sys.argv[1:])):
-        console.print(table)
-
-
-if __name__ == "__main__":
-    main()

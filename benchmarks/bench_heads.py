@@ -9,13 +9,13 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks import harness
+from benchmarks.bench_scale import SOFTMAX, below, step_of
+from benchmarks.rows import table
 from dropmax import HEADS, make_head
 
 #: (batch, features, classes)
@@ -45,7 +45,6 @@ def _rows(
     batch, in_features, num_classes = size
     features = torch.randn(batch, in_features, requires_grad=True)
     target = torch.randint(num_classes, (batch,))
-    linear = nn.Linear(in_features, num_classes)
     rows = []
     for name in HEADS:
         head = make_head(name, in_features, num_classes)
@@ -53,10 +52,10 @@ def _rows(
         torch.compiler.reset()
         timing = harness.measure(
             {
-                "linear + cross_entropy": _step(_baseline(linear), linear, features, target, compiled),
-                name: _step(_loss(head), head, features, target, compiled),
+                SOFTMAX: step_of(SOFTMAX, features, target, num_classes, compiled)[1],
+                name: _step(head, features, target, compiled),
             },
-            baseline="linear + cross_entropy",
+            baseline=SOFTMAX,
             budget=budget,
             sample=sample,
         )[name]
@@ -75,25 +74,20 @@ def _rows(
     return rows
 
 
-def _baseline(linear: nn.Linear) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda features, target: F.cross_entropy(linear(features), target)
-
-
-def _loss(head: Any) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda features, target: head.loss(features, target).total
-
-
-def _step(
-    loss: Callable[[Tensor, Tensor], Tensor], module: nn.Module, features: Tensor, target: Tensor, compiled: bool
-) -> Callable[[], None]:
+def _step(head: Any, features: Tensor, target: Tensor, compiled: bool) -> Callable[[], None]:
     """Return one training step without the optimiser: gradients go to the weights and on to the features."""
+
+    def loss() -> Tensor:
+        found: Tensor = head.loss(features, target).total
+        return found
+
     if compiled:
         loss = torch.compile(loss, fullgraph=True)
 
     def step() -> None:
-        module.zero_grad()
+        head.zero_grad()
         features.grad = None
-        loss(features, target).backward()  # type: ignore[no-untyped-call]
+        loss().backward()  # type: ignore[no-untyped-call]
 
     return step
 
@@ -101,16 +95,11 @@ def _step(
 def _aim(size: tuple[int, int, int], timing: harness.Timing) -> dict[str, Any]:
     if size in RATIO_AIM:
         aim = RATIO_AIM[size]
-        return {"aim": f"< {aim}", "met": _below(aim, timing.ratio_low, timing.ratio_high)}
+        return {"aim": f"< {aim}", "met": below(aim, timing.ratio_low, timing.ratio_high)}
     if size in EXTRA_AIM:
         aim = EXTRA_AIM[size]
-        return {"aim": f"< +{1e3 * aim:g} ms", "met": _below(aim, timing.extra_low, timing.extra_high)}
+        return {"aim": f"< +{1e3 * aim:g} ms", "met": below(aim, timing.extra_low, timing.extra_high)}
     return {"aim": None, "met": None}
-
-
-def _below(aim: float, low: float, high: float) -> bool | None:
-    """Say whether the measurement is below the aim; None where the noise does not let us know."""
-    return True if high < aim else False if low >= aim else None
 
 
 def _has_compiler() -> bool:
@@ -127,14 +116,10 @@ def tables(rows: Sequence[dict[str, Any]]) -> list[Table]:
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
     title = "{mode}, batch {batch}, features {features}, classes {classes:,}".format(**rows[0])
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("head", no_wrap=True)
-    for column in ("ms", "+ms", "ratio", "95 %", "floor"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("aim", no_wrap=True)
+    made = table(title, ("head", "ms", "+ms", "ratio", "95 %", "floor", "aim"), left=("head", "aim"))
     for row in rows:
         verdict = {True: "met", False: "not met", None: "unclear"}[row["met"]]
-        table.add_row(
+        made.add_row(
             row["head"],
             f"{1e3 * row['median']:.2f}",
             f"{1e3 * row['extra']:+.2f}",
@@ -143,4 +128,4 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
             f"{row['products']}.0",
             "" if row["aim"] is None else f"{row['aim']} {verdict}",
         )
-    return table
+    return made

@@ -7,10 +7,11 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from benchmarks import harness
+from benchmarks.bench_scale import below
+from benchmarks.rows import table
 from dropmax.classifier import Classifier
 from dropmax.workbench.data import Dataset, normalise
 from dropmax.workbench.recipes import Recipe, load_recipe
@@ -76,14 +77,12 @@ def _ours(recipe: Recipe, data: Dataset) -> Callable[[], None]:
 
 def tables(rows: list[dict[str, Any]]) -> list[Table]:
     """Return one table."""
-    table = Table(
-        title="An epoch of 1,000 digits, DropMax: our loop / a loop by hand", title_justify="left", box=SIMPLE_HEAD
-    )
-    for column in ("recipe", "network", "ms", "ratio", "95 %", "aim"):
-        table.add_column(column, justify="left" if column in ("recipe", "network", "aim") else "right", no_wrap=True)
+    title = "An epoch of 1,000 digits, DropMax: our loop / a loop by hand"
+    made = table(title, ("recipe", "network", "ms", "ratio", "95 %", "aim"), left=("recipe", "network", "aim"))
     for row in rows:
-        verdict = "met" if row["ratio_high"] < row["aim"] else "not met" if row["ratio_low"] > row["aim"] else "unclear"
+        met = below(row["aim"], row["ratio_low"], row["ratio_high"])
+        verdict = {True: "met", False: "not met", None: "unclear"}[met]
         interval = f"{row['ratio_low']:.3f}-{row['ratio_high']:.3f}"
         cells = (f"{1e3 * row['median']:.0f}", f"{row['ratio']:.3f}", interval, f"< {row['aim']:g}: {verdict}")
-        table.add_row(row["recipe"], row["network"], *cells)
-    return [table]
+        made.add_row(row["recipe"], row["network"], *cells)
+    return [made]
