@@ -11,9 +11,6 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
 from dropmax.workbench.provenance import provenance
 from dropmax.workbench.training import load_model
 
@@ -73,11 +70,3 @@ def markdown(head: Sequence[str], body: Iterable[Sequence[object]]) -> str:
     """Return a table of Markdown."""
     lines = [f"| {' | '.join(map(str, line))} |" for line in (head, *body)]
     return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
-
-
-def table(title: str, columns: Sequence[str], left: Sequence[str] = ()) -> Table:
-    """Return an empty table for the terminal; columns are aligned to the right unless ``left`` names them."""
-    made = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        made.add_column(column, justify="left" if column in left else "right", no_wrap=True)
-    return made
