@@ -1,7 +1,7 @@
 """``python -m benchmarks [NAME ...] [--quick] [--out DIR]``: run benchmarks, print tables, keep the results.
 
 A benchmark is a module ``bench_NAME.py`` in this directory with ``run() -> list[dict]``. It may take ``quick``, and it
-may have ``tables(rows)`` where a plain table of its rows would be hard to read, and ``plot(rows, path)``.
+may have ``tables(rows)`` and ``plot(rows, path)``. Rows with ``what``, ``ratio``, ``aim`` and ``met`` need no tables.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import inspect
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import torch
 from rich.console import Console
+from rich.table import Table
 
 from benchmarks import harness
+from benchmarks.bench_scale import aims_table
 from dropmax.errors import DropMaxError, InvalidValue, did_you_mean
 from dropmax.workbench.files import check_place
 
@@ -67,7 +69,7 @@ def _run(name: str, command: str, quick: bool, out: Path, console: Console) -> N
         if quick:
             console.print(f"The benchmark {name} has no quick form: all of it runs.")
         rows = module.run()
-    for table in _tables(module, name, rows):
+    for table in module.tables(rows) if hasattr(module, "tables") else [_table(name, rows)]:
         console.print(table)
     path = harness.result_path(out, name, quick)
     harness.write_result(path, name, rows, origin, quick)
@@ -85,8 +87,8 @@ def _run(name: str, command: str, quick: bool, out: Path, console: Console) -> N
         )
 
 
-def _tables(module: ModuleType, name: str, rows: list[dict[str, object]]) -> list[object]:
-    return module.tables(rows) if hasattr(module, "tables") else [harness.table_of(name, rows)]
+def _table(name: str, rows: list[dict[str, Any]]) -> Table:
+    return aims_table(name, rows) if "what" in rows[0] else harness.table_of(name, rows)
 
 
 if __name__ == "__main__":

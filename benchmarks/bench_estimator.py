@@ -11,14 +11,12 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from rich.table import Table
 from sklearn.datasets import load_digits
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.neural_network import MLPClassifier
@@ -73,13 +71,5 @@ def _rows(name: str, X: Any, y: Any, *, quick: bool) -> list[dict[str, Any]]:
     )
     rows = []
     for kind, what, aim in (("once", "", AIM), ("twice", ", and a second fit on all rows", None)):
-        timing = timings[kind]
-        met = None if aim is None else bench_scale.below(aim, timing.ratio_low, timing.ratio_high)
-        what = f"fit, {name}, {passes} passes{what}"
-        rows.append({"what": what, "threads": 1, "aim": aim, "met": met, **asdict(timing)})
+        rows.append({"threads": 1, **bench_scale._row(f"fit, {name}, {passes} passes{what}", timings[kind], aim)})
     return rows
-
-
-def tables(rows: Sequence[dict[str, Any]]) -> list[Table]:
-    """Return one table."""
-    return [bench_scale.aims_table("DropMaxClassifier / MLPClassifier", rows)]

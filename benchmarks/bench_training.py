@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import torch
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from benchmarks import harness
+from benchmarks.bench_scale import _row
 from dropmax.classifier import Classifier
 from dropmax.workbench.data import Dataset, normalise
 from dropmax.workbench.recipes import Recipe, load_recipe
@@ -35,9 +33,8 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
             budget=0.2 if quick else 40.0,
             warm_up=1,
         )["dropmax"]
-        rows.append(
-            {"recipe": f"{data_name}.{variant}", "network": recipe.network["name"], "aim": AIM, **asdict(timing)}
-        )
+        what = f"an epoch of {data_name}.{variant}, {recipe.network['name']}: our loop / a loop by hand"
+        rows.append(_row(what, timing, AIM))
     return rows
 
 
@@ -64,26 +61,11 @@ def _by_hand(recipe: Recipe, data: Dataset) -> Callable[[], None]:
 
 def _ours(recipe: Recipe, data: Dataset) -> Callable[[], None]:
     session = Session(recipe, data, device="cpu")
-    progress = TrainingProgress("", recipe.training.epochs, len(session.batches), quiet=True)
 
     def epoch() -> None:
         # Epoch 0 of 200: validation, which the loop by hand does not have either, is not due.
-        loop._epoch(session, Callbacks(()), progress, loop._Stop())
+        with TrainingProgress("", recipe.training.epochs, len(session.batches), quiet=True) as progress:
+            loop._epoch(session, Callbacks(()), progress, loop._Stop())
         session.step, session.sums = 0, None
 
     return epoch
-
-
-def tables(rows: list[dict[str, Any]]) -> list[Table]:
-    """Return one table."""
-    table = Table(
-        title="An epoch of 1,000 digits, DropMax: our loop / a loop by hand", title_justify="left", box=SIMPLE_HEAD
-    )
-    for column in ("recipe", "network", "ms", "ratio", "95 %", "aim"):
-        table.add_column(column, justify="left" if column in ("recipe", "network", "aim") else "right", no_wrap=True)
-    for row in rows:
-        verdict = "met" if row["ratio_high"] < row["aim"] else "not met" if row["ratio_low"] > row["aim"] else "unclear"
-        interval = f"{row['ratio_low']:.3f}-{row['ratio_high']:.3f}"
-        cells = (f"{1e3 * row['median']:.0f}", f"{row['ratio']:.3f}", interval, f"< {row['aim']:g}: {verdict}")
-        table.add_row(row["recipe"], row["network"], *cells)
-    return [table]

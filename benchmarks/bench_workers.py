@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.table import Table
 
 from benchmarks import harness
-from benchmarks.bench_scale import _network, _training_step, aims_table
+from benchmarks.bench_scale import _network, _training_step
 from dropmax import DropMax
 
 AIM = 1.3
@@ -42,11 +40,6 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
     what = "two LeNet runs in turn on two threads / at once on a thread each"
     met = True if timing.ratio_low >= AIM else False if timing.ratio_high < AIM else None
     return [{"what": what, "aim": AIM, "at_least": True, "met": met, **asdict(timing)}]
-
-
-def tables(rows: Sequence[dict[str, Any]]) -> list[Table]:
-    """Return the one row, readable."""
-    return [aims_table("Side by side", rows)]
 
 
 def _train(steps: int, threads: int) -> None:

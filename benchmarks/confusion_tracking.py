@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dropmax.errors import DropMaxError, InvalidValue
+from dropmax.errors import InvalidValue
 from dropmax.heads.masked import MaskedHead
 from dropmax.lab.diagnostics import confusion_tracking
 from dropmax.lab.experiments import Store
@@ -89,26 +89,19 @@ def _job(groups: Sequence[Group], variant: str, seed: int) -> Job:
     return group.run_jobs({}, seed + 1)[seed]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status."""
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.confusion_tracking", description=__doc__)
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, metavar="OUT", help="a directory of `dropmax reproduce --keep-runs`")
     parser.add_argument("--base", default="softmax", metavar="VARIANT", help="whose confusions (default: %(default)s)")
     parser.add_argument("--data-dir", type=Path, default=None)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     torch.set_num_threads(1)
     store = Store(options.out)
-    try:
-        rows = track(store, options.base, options.data_dir)
-        command = " ".join(["python -m benchmarks.confusion_tracking", *arguments])
-        content = {"rows": rows, "provenance": provenance(command, list(range(store.plan().runs)))}
-        write_atomically(options.out / "confusion.json", json.dumps(content, indent=1) + "\n")
-    except DropMaxError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    rows = track(store, options.base, options.data_dir)
+    command = " ".join(["python -m benchmarks.confusion_tracking", *sys.argv[1:]])
+    content = {"rows": rows, "provenance": provenance(command, list(range(store.plan().runs)))}
+    write_atomically(options.out / "confusion.json", json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -8,12 +8,8 @@ quantisation, calibrated on the photographs themselves, which flatters it.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import importlib
-import json
-import shlex
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,10 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.rows import append, parser
 from dropmax.workbench.backbones import Lite, load_backbone
 from dropmax.workbench.data.unlabelled import find_inputs
 from dropmax.workbench.embedding import image_for
-from dropmax.workbench.provenance import provenance
 
 BATCH = 32
 
@@ -99,14 +95,12 @@ def int8(graph: Lite, images: Tensor, threads: int) -> Callable[[], Tensor]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("photos", type=Path)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--kinds", nargs="*", default=["float32", "bfloat16", "int8"])
-    parser.add_argument("--out", type=Path, required=True, help="JSON lines; rows are appended")
-    options = parser.parse_args()
-    command = shlex.join(["python", "-m", "benchmarks.embedding", *sys.argv[1:]])
+    arguments = parser(__doc__)
+    arguments.add_argument("photos", type=Path)
+    arguments.add_argument("--threads", type=int, default=1)
+    arguments.add_argument("--rounds", type=int, default=10)
+    arguments.add_argument("--kinds", nargs="*", default=["float32", "bfloat16", "int8"])
+    options = arguments.parse_args()
     torch.set_num_threads(options.threads)
     backbone = load_backbone("efficientnet-lite0")
     assert isinstance(backbone.graph, Lite)
@@ -131,9 +125,7 @@ def main() -> None:
             "least_cosine": float(torch.cosine_similarity(features, exact).min()),
             "relative_error": float((features - exact).norm() / exact.norm()),
         }
-        print(json.dumps(row), flush=True)
-        with open(options.out, "a", encoding="utf-8") as stream:
-            stream.write(json.dumps({**row, "provenance": provenance(command, [])}) + "\n")
+        append(options.out, row)
 
 
 if __name__ == "__main__":

@@ -18,13 +18,11 @@ Results are appended to a file, one line per run and kind of input; what is ther
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
 import numpy as np
@@ -32,13 +30,13 @@ import torch
 from PIL import Image, ImageDraw, ImageFilter
 from torch import Tensor
 
+from benchmarks.rows import markdown, mean_and_deviation, measure_runs, parser
 from dropmax import Head
 from dropmax.calibration import Calibration
 from dropmax.outside import SCORES, tell_apart
 from dropmax.workbench.data import load
 from dropmax.workbench.data.images import centre_crop, square
 from dropmax.workbench.evaluation import answer, calibrate
-from dropmax.workbench.provenance import provenance
 from dropmax.workbench.training import load_data, load_model
 
 FONTS = ("futural", "rowmans", "cursive", "scripts")
@@ -91,6 +89,7 @@ def _drawn(lines: np.ndarray, random: np.random.Generator) -> np.ndarray:
     return image
 
 
+@cache
 def beside_mnist() -> dict[str, Tensor]:
     """Return inputs (n, 1, 28, 28) that are no digits."""
     drawn, names = letters()
@@ -107,6 +106,7 @@ def beside_mnist() -> dict[str, Tensor]:
     }
 
 
+@cache
 def beside_cub() -> dict[str, Tensor]:
     """Return features (n, 1280) of photographs that are no birds."""
     from dropmax.workbench.backbones import load_backbone
@@ -128,14 +128,12 @@ def unlike(head: Head, features: Tensor, limits: Mapping[str, float]) -> float:
 
 
 @torch.no_grad()
-def measure(path: Path, known: dict[str, dict[str, Tensor]]) -> list[dict[str, Any]]:
+def measure(path: Path) -> list[dict[str, Any]]:
     """Measure one run against all inputs that belong to none of its classes."""
     trained = load_model(path)
     recipe, head, net = trained.recipe, trained.model.head, trained.model.net
-    file, seed, data = Path(recipe.data.name), recipe.training.seed, load_data(recipe, run=path)
-    beside = "cub" if file.name.startswith("cub") else "mnist"
-    if beside not in known:
-        known[beside] = beside_cub() if beside == "cub" else beside_mnist()
+    data = load_data(recipe, run=path)
+    others = beside_cub() if Path(recipe.data.name).name.startswith("cub") else beside_mnist()
     if not recipe.training.refit:
         calibrate(trained.model, trained.batches(data.validation))
     assert head.calibration is not None
@@ -146,69 +144,49 @@ def measure(path: Path, known: dict[str, dict[str, Tensor]]) -> list[dict[str, A
         features, y = torch.cat([h for h, _ in held]), torch.cat([y for _, y in held])
         energy = {"energy": head.outside_score(features)}
         limits["energy"] = Calibration.fit({"mean": head.predict_proba(features)}, y, outside=energy).outside
-    how = " --recipe released" if beside == "mnist" else ""
-    made = f"dropmax train {file.name}{how} --head {recipe.head['name']} --seed {seed} --out RUN"
-    about = {"data": file.stem, "head": recipe.head["name"], "seed": seed}
-    about["provenance"] = provenance(f"{made} && python -m benchmarks.outside_inputs RUN", [seed])
     rows = []
-    for kind, inputs in known[beside].items():
+    for kind, inputs in others.items():
         features = torch.cat([net(trained.prepare(some)) for some in torch.split(inputs, 500)])
         found = {name: unlike(head, features, each) for name, each in limits.items()}
         scores = tell_apart(head, inside, features)
-        rows.append({**about, "outside": kind, "inputs": len(inputs), "scores": scores, "unlike": found})
+        rows.append({"outside": kind, "inputs": len(inputs), "scores": scores, "unlike": found})
     found = {name: unlike(head, inside, each) for name, each in limits.items()}
-    return [*rows, {**about, "outside": "test rows", "inputs": len(inside), "scores": {}, "unlike": found}]
-
-
-def _cell(values: Sequence[float], form: str) -> str:
-    """Return mean and standard deviation over seeds."""
-    spread = f" ± {form.format(stdev(values))}" if len(values) > 1 else ""
-    return form.format(mean(values)) + spread if values else ""
+    return [*rows, {"outside": "test rows", "inputs": len(inside), "scores": {}, "unlike": found}]
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return AUROC and FPR at 95 % of each score as Markdown: means over seeds, and their standard deviations."""
-    lines = ["| data | outside | head | " + " | ".join(SCORES) + " |", "|" + "---|" * (3 + len(SCORES))]
+    lines = []
     rows = [row for row in rows if row["scores"]]
     for key in dict.fromkeys((row["data"], row["outside"], row["head"]) for row in rows):
         mine = [row["scores"] for row in rows if (row["data"], row["outside"], row["head"]) == key]
         cells = []
         for kind in SCORES:
             areas, rates = ([one[kind][name] for one in mine if kind in one] for name in ("auroc", "fpr95"))
-            cells.append(f"{_cell(areas, '{:.3f}')}; {_cell([100 * r for r in rates], '{:.1f}')} %" if areas else "")
-        lines.append("| " + " | ".join([*key, *cells]) + " |")
-    return "\n".join(lines)
+            shown = f"{mean_and_deviation(areas, 3)}; {mean_and_deviation([100 * rate for rate in rates], 1)} %"
+            cells.append(shown if areas else "")
+        lines.append([*key, *cells])
+    return markdown(["data", "outside", "head", *SCORES], lines)
 
 
 def shares(rows: Sequence[dict[str, Any]]) -> str:
     """Return the shares (%) called unlike anything the model was trained on, as Markdown."""
-    lines = ["| data | inputs | softmax | dropmax, energy alone | dropmax |", "|---|---|---|---|---|"]
+    lines = []
     for key in dict.fromkeys((row["data"], row["outside"]) for row in rows):
         cells = []
         for head, name in (("softmax", "all"), ("dropmax", "energy"), ("dropmax", "all")):
             mine = [row["unlike"] for row in rows if (row["data"], row["outside"], row["head"]) == (*key, head)]
-            cells.append(_cell([100 * one[name] for one in mine if name in one], "{:.1f}"))
-        lines.append("| " + " | ".join([*key, *cells]) + " |")
-    return "\n".join(lines)
+            cells.append(mean_and_deviation([100 * one[name] for one in mine if name in one], 1))
+        lines.append([*key, *cells])
+    return markdown(["data", "inputs", "softmax", "dropmax, energy alone", "dropmax"], lines)
 
 
 def main() -> None:
     """Measure the runs that are not there yet, and print the table of all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="*", type=Path)
-    parser.add_argument("--out", type=Path, default=Path("results/outside.jsonl"))
-    options = parser.parse_args()
-    rows = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
-    done = {(row["data"], row["head"], row["seed"]) for row in rows}
-    known: dict[str, dict[str, Tensor]] = {}
-    for path in options.runs:
-        recipe = load_model(path).recipe
-        if (Path(recipe.data.name).stem, recipe.head["name"], recipe.training.seed) in done:
-            continue
-        found = measure(path, known)
-        with options.out.open("a", encoding="utf-8") as stream:
-            stream.writelines(json.dumps(row) + "\n" for row in found)
-        rows += found
+    arguments = parser(__doc__, "results/outside.jsonl")
+    arguments.add_argument("runs", nargs="*", type=Path)
+    options = arguments.parse_args()
+    rows = measure_runs(options.runs, options.out, measure)
     print(f"AUROC; FPR at 95 %\n\n{table(rows)}\n\nCalled unlike anything it was trained on\n\n{shares(rows)}")
 
 

@@ -8,8 +8,6 @@ by cross-validated error. What ``--out`` holds already is not run again.
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 import time
 import warnings
@@ -29,11 +27,11 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from benchmarks.rows import append, markdown, parser, read
 from dropmax import metrics
 from dropmax.lab.statistics import t_interval
 from dropmax.sklearn import DropMaxClassifier
 from dropmax.workbench.data import load
-from dropmax.workbench.provenance import provenance
 from dropmax.workbench.recipes import load_recipe
 from dropmax.workbench.training import load_model, train
 
@@ -143,20 +141,19 @@ _TITLES = {
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Return means over the seeds as Markdown, with 95 % t-intervals where there are three seeds or more."""
-    lines = []
+    tables = []
     for data in dict.fromkeys([*_TITLES, *(row["data"] for row in rows)]):
         by_method = {m: [row for row in rows if (row["data"], row["method"]) == (data, m)] for m in METHODS}
         known = {method: found for method, found in by_method.items() if found}
-        if not known:
-            continue
-        title = f"{_TITLES.get(data, data)}, {next(iter(known.values()))[0]['rows']:,} rows"
-        lines += [f"| {title} | seeds | error % | NLL | CPU s |", "|---|---|---|---|---|"]
-        for method, found in known.items():
-            seconds = np.mean([row["cpu_seconds"] for row in found])
-            cells = (_cell(found, "error", 100, 2), _cell(found, "nll", 1, 3), f"{seconds:.1f}")
-            lines.append(f"| {method} | {len(found)} | {' | '.join(cells)} |")
-        lines.append("")
-    return "\n".join(lines)
+        if known:
+            lines = []
+            for method, found in known.items():
+                seconds = np.mean([row["cpu_seconds"] for row in found])
+                error, nll = _cell(found, "error", 100, 2), _cell(found, "nll", 1, 3)
+                lines.append([method, len(found), error, nll, f"{seconds:.1f}"])
+            title = f"{_TITLES.get(data, data)}, {next(iter(known.values()))[0]['rows']:,} rows"
+            tables.append(markdown([title, "seeds", "error %", "NLL", "CPU s"], lines) + "\n")
+    return "\n".join(tables)
 
 
 def _cell(rows: list[dict[str, Any]], key: str, scale: int, digits: int) -> str:
@@ -168,28 +165,22 @@ def _cell(rows: list[dict[str, Any]], key: str, scale: int, digits: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", nargs="*", help="nothing prints the table of what --out holds")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--methods", nargs="+", metavar="METHOD", help="how their names begin (default: all)")
-    parser.add_argument("--out", type=Path, required=True, help="JSON lines; rows are appended")
-    options = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("data", nargs="*", help="nothing prints the table of what --out holds")
+    arguments.add_argument("--seeds", type=int, default=3)
+    arguments.add_argument("--methods", nargs="+", metavar="METHOD", help="how their names begin (default: all)")
+    options = arguments.parse_args()
     torch.set_num_threads(1)
-    lines = options.out.read_text(encoding="utf-8").splitlines() if options.out.exists() else []
-    rows = [json.loads(line) for line in lines]
+    rows = read(options.out)
     done = {(row["data"], row["method"], row["seed"]) for row in rows}
     if not options.data:
         print(table(rows))
     for seed in range(options.seeds):
-        about = provenance(seeds=[seed])
         for data in options.data:
             for method in wanted(data, seed):
                 chosen = options.methods is None or method.startswith(tuple(options.methods))
                 if chosen and (Path(data).name, method, seed) not in done:
-                    row = run(data, seed, method)
-                    print(json.dumps(row), flush=True)
-                    with open(options.out, "a", encoding="utf-8") as stream:
-                        stream.write(json.dumps({**row, "provenance": about}) + "\n")
+                    append(options.out, run(data, seed, method), [seed])
 
 
 if __name__ == "__main__":

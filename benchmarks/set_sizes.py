@@ -14,23 +14,21 @@ appended to a file, one line per run; a run that is there already is not measure
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.rows import markdown, mean_and_deviation, measure_runs, parser
 from dropmax import metrics
 from dropmax.calibration import apply_temperature, fit_temperature
 from dropmax.outside import tell_apart
 from dropmax.sets import PredictionSets
 from dropmax.workbench.data.npz import read_npz_rows
-from dropmax.workbench.provenance import provenance
 from dropmax.workbench.training import TrainedModel, load_data, load_model
 
 COVERAGES = (0.9, 0.95, 0.99)
@@ -86,10 +84,10 @@ def outside(trained: TrainedModel, inside: Tensor) -> dict[str, dict[str, float]
     return tell_apart(trained.model.head, inside, unlike)
 
 
-def measure(path: Path) -> dict[str, Any]:
+def measure(path: Path) -> list[dict[str, Any]]:
     """Measure one run."""
     trained = load_model(path)
-    data, recipe = load_data(trained.recipe, run=path), trained.recipe
+    data = load_data(trained.recipe, run=path)
     features, labels = {}, {}
     with torch.no_grad():
         for part in ("validation", "test"):
@@ -101,62 +99,35 @@ def measure(path: Path) -> dict[str, Any]:
     for name, probs in before["validation"].items():
         temperatures[name] = fit_temperature(probs, labels["validation"], from_probs=True)
         scaled[name] = apply_temperature(before["test"][name], temperatures[name], from_probs=True)
-    seed, name = recipe.training.seed, Path(recipe.data.name).name
-    how = {"mnist-1k": " --recipe released", "cifar-100-5k": " --recipe small"}.get(name, "")
-    made = f"dropmax train {name}{how} --head {recipe.head['name']} --seed {seed} --out RUN"
-    return {
-        "data": Path(name).stem,
-        "head": recipe.head["name"],
-        "seed": seed,
-        "temperatures": temperatures,
-        "test": {name: metrics.evaluate(probs, labels["test"]) for name, probs in scaled.items()},
-        "sets": {
-            name: set_sizes(scaled[probs], labels["test"], method, seed)
-            for name, (method, probs) in METHODS.items()
-            if probs in scaled
-        },
-        "outside": outside(trained, features["test"]),
-        "provenance": provenance(f"{made} && python -m benchmarks.set_sizes RUN", [seed]),
+    sets = {
+        name: set_sizes(scaled[probs], labels["test"], method, trained.recipe.training.seed)
+        for name, (method, probs) in METHODS.items()
+        if probs in scaled
     }
+    test = {name: metrics.evaluate(probs, labels["test"]) for name, probs in scaled.items()}
+    return [{"temperatures": temperatures, "test": test, "sets": sets, "outside": outside(trained, features["test"])}]
 
 
 def table(rows: Sequence[dict[str, Any]], coverage: float = 0.95) -> str:
     """Return the mean sizes at one coverage as Markdown: means over seeds, and their standard deviations."""
-    lines = ["| data | head | " + " | ".join(METHODS) + " |", "|" + "---|" * (2 + len(METHODS))]
+    lines = []
     for data, head in dict.fromkeys((row["data"], row["head"]) for row in rows):
-        cells = []
-        for method in METHODS:
-            sizes = [
-                one["mean_size"]
-                for row in rows
-                if (row["data"], row["head"]) == (data, head)
-                for one in row["sets"].get(method, [])
-                if one["coverage"] == coverage
-            ]
-            spread = f" ± {stdev(sizes):.3f}" if len(sizes) > 1 else ""
-            cells.append(f"{mean(sizes):.3f}{spread}" if sizes else "")
-        lines.append(f"| {data} | {head} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        mine = [row["sets"] for row in rows if (row["data"], row["head"]) == (data, head)]
+        sizes = {
+            method: [one["mean_size"] for sets in mine for one in sets.get(method, []) if one["coverage"] == coverage]
+            for method in METHODS
+        }
+        lines.append([data, head, *(mean_and_deviation(found, 3) for found in sizes.values())])
+    return markdown(["data", "head", *METHODS], lines)
 
 
 def main() -> None:
     """Measure the runs that are not there yet, and print the table of all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="*", type=Path)
-    parser.add_argument("--out", type=Path, default=Path("results/sets.jsonl"), metavar="FILE")
-    options = parser.parse_args()
+    arguments = parser(__doc__, "results/sets.jsonl")
+    arguments.add_argument("runs", nargs="*", type=Path)
+    options = arguments.parse_args()
     torch.set_num_threads(1)
-    file = options.out
-    file.parent.mkdir(parents=True, exist_ok=True)
-    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    done = {(row["data"], row["head"], row["seed"]) for row in rows}
-    for path in options.runs:
-        recipe = load_model(path).recipe
-        if (Path(recipe.data.name).stem, recipe.head["name"], recipe.training.seed) in done:
-            continue
-        rows.append(measure(path))
-        with file.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(rows[-1]) + "\n")
+    rows = measure_runs(options.runs, options.out, measure)
     for coverage in COVERAGES:
         print(f"\nMean set size at {coverage:.0%} coverage, mean and standard deviation over seeds\n")
         print(table(rows, coverage))

@@ -6,10 +6,7 @@ pictures. Both rows go the same way; the frozen one trains the head only. Nothin
 
 from __future__ import annotations
 
-import argparse
 import json
-import shlex
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -17,10 +14,10 @@ from typing import Any
 
 import torch
 
+from benchmarks.rows import append, parser
 from dropmax import metrics
 from dropmax.workbench.data.catalogue import data_directory
 from dropmax.workbench.evaluation import predict
-from dropmax.workbench.provenance import provenance
 from dropmax.workbench.recipes import load_recipe
 from dropmax.workbench.training import load_data, load_model, train
 
@@ -80,28 +77,22 @@ def run(folder: Path, method: str, seed: int, size: int, more: dict[str, Any]) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="*", default=["frozen", "unfreeze 2"], choices=METHODS)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--first", type=int, default=1, help="number of the first class")
-    parser.add_argument("--classes", type=int, default=20)
-    parser.add_argument("--rows", type=int, default=15, help="training pictures per class")
-    parser.add_argument("--size", type=int, default=128, help="side of the pictures")
-    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="of the recipe")
-    parser.add_argument("--out", type=Path, required=True, help="JSON lines; rows are appended")
-    options = parser.parse_args()
-    command = shlex.join(["python", "-m", "benchmarks.unfreeze", *sys.argv[1:]])
+    arguments = parser(__doc__)
+    arguments.add_argument("--methods", nargs="*", default=["frozen", "unfreeze 2"], choices=METHODS)
+    arguments.add_argument("--seeds", type=int, default=3)
+    arguments.add_argument("--first", type=int, default=1, help="number of the first class")
+    arguments.add_argument("--classes", type=int, default=20)
+    arguments.add_argument("--rows", type=int, default=15, help="training pictures per class")
+    arguments.add_argument("--size", type=int, default=128, help="side of the pictures")
+    arguments.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="of the recipe")
+    options = arguments.parse_args()
     torch.set_num_threads(1)
     more = {name: json.loads(value) for name, _, value in (text.partition("=") for text in options.set)}
     with tempfile.TemporaryDirectory() as place:
         folder = birds(Path(place, "birds"), options.first, options.classes, options.rows)
         for seed in range(options.seeds):
-            about = provenance(command, [seed])
             for method in options.methods:
-                row = run(folder, method, seed, options.size, more)
-                print(json.dumps(row), flush=True)
-                with open(options.out, "a", encoding="utf-8") as stream:
-                    stream.write(json.dumps({**row, "provenance": about}) + "\n")
+                append(options.out, run(folder, method, seed, options.size, more), [seed])
 
 
 if __name__ == "__main__":

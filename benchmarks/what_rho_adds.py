@@ -15,9 +15,6 @@ Results are appended to a file, one line per data set and seed; what is there al
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,15 +22,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
+from torch.nn.functional import cross_entropy, logsigmoid
 
+from benchmarks.rows import append, markdown, parser, read
 from dropmax.lab.statistics import t_interval
 from dropmax.workbench.data import load
-from dropmax.workbench.provenance import provenance
 from dropmax.workbench.recipes import load_recipe
 from dropmax.workbench.training import load_model, train
 
@@ -97,34 +96,25 @@ def being_wrong(log_probs: Tensor, rho: Tensor, y: Tensor, seed: int) -> dict[st
 
 def second_look(o: Tensor, log_rho: Tensor, y: Tensor, seed: int) -> dict[str, float]:
     """Return error and NLL of the mean prediction with a temperature, and with separate weights of o and log rho."""
+
+    def logits(weights: Any, rows: Any) -> Tensor:
+        return float(weights[0]) * o[rows] + float(weights[-1]) * log_rho[rows]
+
     found = {}
-    for name, tied in (("tied", True), ("free", False)):
-        logits = torch.zeros_like(o)
-        betas = []
+    for name, count in (("tied", 1), ("free", 2)):
+        judged, betas = torch.zeros_like(o), []
         for fit, judge in halves(len(y), seed):
-            weights = torch.ones(1 if tied else 2, dtype=torch.float64, requires_grad=True)
-            optimizer = torch.optim.LBFGS([weights], max_iter=100, line_search_fn="strong_wolfe")
-
-            def loss(fit: Any = fit, weights: Tensor = weights, optimizer: Any = optimizer) -> Tensor:
-                optimizer.zero_grad()
-                value = torch.nn.functional.cross_entropy(weights[0] * o[fit] + weights[-1] * log_rho[fit], y[fit])
-                torch.autograd.backward(value)
-                return value
-
-            optimizer.step(loss)  # type: ignore[no-untyped-call]
-            with torch.no_grad():
-                logits[judge] = weights[0] * o[judge] + weights[-1] * log_rho[judge]
-            betas.append(float(weights[-1].detach() / weights[0].detach()))
-        found[f"nll.{name}"] = float(torch.nn.functional.cross_entropy(logits, y))
-        found[f"error.{name}"] = float((logits.argmax(-1) != y).double().mean())
-        if not tied:
-            found["beta/alpha"] = float(np.mean(betas))
-    return found
+            weights = minimize(lambda w, fit=fit: float(cross_entropy(logits(w, fit), y[fit])), np.ones(count)).x
+            judged[judge] = logits(weights, judge)
+            betas.append(weights[-1] / weights[0])
+        found[f"nll.{name}"] = float(cross_entropy(judged, y))
+        found[f"error.{name}"] = float((judged.argmax(-1) != y).double().mean())
+    return {**found, "beta/alpha": float(np.mean(betas))}
 
 
 def measure(data: str, seed: int) -> dict[str, float]:
     o, a, y = outputs(data, seed)
-    log_rho = torch.nn.functional.logsigmoid(a)
+    log_rho = logsigmoid(a)
     return {
         **being_wrong((o + log_rho).log_softmax(-1), a.sigmoid(), y, seed),
         **second_look(o - o.amax(-1, keepdim=True), log_rho, y, seed),
@@ -133,10 +123,6 @@ def measure(data: str, seed: int) -> dict[str, float]:
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the Markdown table of docs/what-rho-adds.md: paired differences with 95 % t-intervals."""
-    lines = [
-        "| | seeds | bits saved | AUROC | AURC x 1000 | NLL, second look | error %, second look |",
-        "|---|---|---|---|---|---|---|",
-    ]
     columns = [
         ("bits.rho", "bits.plain", -1, 4),
         ("auroc.rho", "auroc.plain", 1, 4),
@@ -144,14 +130,16 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         ("nll.free", "nll.tied", 1, 4),
         ("error.free", "error.tied", 100, 2),
     ]
+    lines = []
     for data in dict.fromkeys(row["data"] for row in rows):
         mine = [row for row in rows if row["data"] == data]
         cells = [
             _difference([scale * (row[with_rho] - row[without]) for row in mine], digits)
             for with_rho, without, scale, digits in columns
         ]
-        lines.append(f"| {data} | {len(mine)} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        lines.append([data, len(mine), *cells])
+    head = ["data", "seeds", "bits saved", "AUROC", "AURC x 1000", "NLL, second look", "error %, second look"]
+    return markdown(head, lines)
 
 
 def _difference(values: Sequence[float], digits: int) -> str:
@@ -160,28 +148,16 @@ def _difference(values: Sequence[float], digits: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.what_rho_adds", description=__doc__)
-    parser.add_argument("data", nargs="+", help="mnist-1k, or feature files with a test split")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path("results/rho.jsonl"), metavar="FILE")
-    options = parser.parse_args()
-    path = options.out
-    path.parent.mkdir(parents=True, exist_ok=True)
-    done = (
-        {(row["data"], row["seed"]) for row in map(json.loads, path.read_text().splitlines())}
-        if path.exists()
-        else set()
-    )
+    arguments = parser(__doc__, "results/rho.jsonl")
+    arguments.add_argument("data", nargs="+", help="mnist-1k, or feature files with a test split")
+    arguments.add_argument("--seeds", type=int, default=5)
+    options = arguments.parse_args()
+    done = {(row["data"], row["seed"]) for row in read(options.out)}
     for data in options.data:
-        name = Path(data).stem
         for seed in range(options.seeds):
-            if (name, seed) in done:
-                continue
-            command = f"python -m benchmarks.what_rho_adds {name} --seeds {options.seeds}"
-            row = {"data": name, "seed": seed, **measure(data, seed), "provenance": provenance(command, [seed])}
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
-            print(json.dumps({k: v for k, v in row.items() if k != "provenance"}), file=sys.stderr)
+            about = {"data": Path(data).stem, "seed": seed}
+            if tuple(about.values()) not in done:
+                append(options.out, {**about, **measure(data, seed)}, [seed])
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import griffe
@@ -15,8 +16,8 @@ _ROLE = re.compile(r":[a-z]+:`~?([^`]+)`")
 _LITERAL_BLOCK = re.compile(r"::$", re.MULTILINE)
 _REPOSITORY = re.compile(r"\]\(\.\./(?!\.\.)([^)#]+)\)")
 _CHART = re.compile(r"<!-- chart: ([\w/-]+) -->")
-#: ``<!-- curves: STUDY | METRICS | variant=Name, ... -->`` and ``<!-- ranks: STUDY, STUDY | METRICS | ... -->``.
-_PICTURE = re.compile(r"<!-- (curves|ranks): ([^|]+)\|([^|]+)\|(.+?) -->", re.DOTALL)
+#: ``<!-- ranks: STUDY, STUDY | METRIC, METRIC | variant=Name, ... -->``.
+_RANKS = re.compile(r"<!-- ranks: ([^|]+)\|([^|]+)\|(.+?) -->", re.DOTALL)
 _TABLE_ROW = re.compile(r"^\| \**([^|*]+?)\** \| \**([\d.]+) ± ([\d.]+)\** \|", re.MULTILINE)
 
 
@@ -39,7 +40,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Name a file of the repository that is not a page of the site, rather than link to nowhere; draw charts."""
     markdown = _CHART.sub(lambda match: f"\n{results_chart(match[1])}\n", markdown)
-    markdown = _PICTURE.sub(lambda match: f"\n{picture(*match.groups())}\n", markdown)
+    markdown = _RANKS.sub(lambda match: f"\n{ranks(*match.groups())}\n", markdown)
     return _REPOSITORY.sub(r"] (`\1` in the repository)", markdown)
 
 
@@ -77,8 +78,6 @@ def on_page_content(html_text: str, **_: Any) -> str:
 
 def results_chart(study: str) -> str:
     """Return the errors in a table of results.md as an SVG in the colours of the page."""
-    from pathlib import Path
-
     from dropmax.lab.report.sections import inline
     from dropmax.workbench import style
 
@@ -96,27 +95,16 @@ def results_chart(study: str) -> str:
     return re.sub(r"\n\s*", " ", inline(figure, "Test error of each head"))
 
 
-def picture(kind: str, studies: str, metrics: str, rows: str) -> str:
-    """Return validation curves of a study, or a critical-difference diagram of several, in the colours of the page."""
-    from pathlib import Path
-
+def ranks(studies: str, metrics: str, rows: str) -> str:
+    """Return a critical-difference diagram of several studies, in the colours of the page."""
     from dropmax.lab.experiments import Store, pictures
     from dropmax.lab.report.sections import inline
 
-    results = Path(__file__).parents[1] / "results"
-    runs = [
-        [run for run in Store(results / name.strip()).runs() if run.status == "done"] for name in studies.split(",")
-    ]
+    stores = [Store(Path(__file__).parents[1] / "results" / name.strip()) for name in studies.split(",")]
+    runs = [[run for run in store.runs() if run.status == "done"] for store in stores]
     names = dict(row.strip().split("=", 1) for row in rows.split(","))
-    shown = [metric.strip() for metric in metrics.split(",")]
-    if kind == "ranks":
-        figure, label = (
-            pictures.ranks(runs, shown, names),
-            f"Mean ranks of {len(names)} methods on {len(runs)} data sets",
-        )
-    else:
-        figure, label = pictures.curves(runs[0], shown, names), f"Validation curves of {len(names)} methods"
-    return re.sub(r"\n\s*", " ", inline(figure, label))
+    figure = pictures.ranks(runs, [metric.strip() for metric in metrics.split(",")], names)
+    return re.sub(r"\n\s*", " ", inline(figure, f"Mean ranks of {len(names)} methods on {len(runs)} data sets"))
 
 
 def command_reference() -> str:
@@ -131,14 +119,12 @@ def command_reference() -> str:
 
 
 def _describe(command: Any, name: str) -> list[str]:
-    children = getattr(command, "commands", None)
-    lines = []
-    if name != "dropmax":
-        lines += [f"## {name}", "", _text(command.help), ""]
+    children = getattr(command, "commands", {})
+    lines = [] if name == "dropmax" else [f"## {name}", "", _text(command.help), ""]
     rows = [_row(parameter) for parameter in command.params if not getattr(parameter, "hidden", False)]
     if rows and not children:
         lines += ["| | meaning | default |", "|---|---|---|", *rows, ""]
-    for child in sorted(children or ()):
+    for child in sorted(children):
         lines += _describe(children[child], f"{name} {child}")
     return lines
 

@@ -1,4 +1,4 @@
-"""DropMax in Hugging Face's Trainer, a label a word: is Washington a person, a place or a company?
+"""DropMax in Hugging Face's Trainer, one label per word: is Washington a person, a place or a company?
 
 Three lines differ from the usual version: the import, the model's last layer and the loss. They are marked "# new".
 Padding carries the label -100, which does not count, as everywhere in that library. The model is a small
@@ -14,10 +14,10 @@ import tempfile
 os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1")  # nothing here needs a network
 
 import torch
+from shared import QUIET, compare
 from transformers import DistilBertConfig, DistilBertForTokenClassification, Trainer, TrainingArguments
 
 import dropmax  # new
-from dropmax.workbench.evaluation import confusable
 
 TAGS = ["word", "person", "place", "company"]
 NAMES = {  # and what they may be
@@ -39,7 +39,7 @@ LENGTH = 9
 
 
 def write_sentences(count, seed):
-    """Return padded sentences with a tag a word, as the Trainer wants them."""
+    """Return padded sentences with one tag per word, as the Trainer wants them."""
     generator = torch.Generator().manual_seed(seed)
 
     def pick(choices):
@@ -80,17 +80,13 @@ def train(head="dropmax", **options):
     dropmax.replace_head(model, head, packed=True, **options)  # new
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
-            output_dir=folder,
+            folder,
             num_train_epochs=5,
             per_device_train_batch_size=20,
             gradient_accumulation_steps=2,
             per_device_eval_batch_size=500,
             learning_rate=5e-3,
-            use_cpu=True,
-            report_to="none",
-            save_strategy="no",
-            logging_strategy="no",
-            disable_tqdm=True,
+            **QUIET,
         )
         trainer = Trainer(
             model,
@@ -101,38 +97,24 @@ def train(head="dropmax", **options):
             compute_metrics=compute_metrics,
         )
         trainer.train()
-        return model, trainer.evaluate()
+        return model, trainer.evaluate()["eval_error"]
 
 
-# The same code with a softmax, to see that both learn. One seed, and options that were settled while looking at these
-# very test data: no evidence for either head (docs/results.md has that). They are the options of dropmax.sklearn.
-HEADS = {"softmax": {}, "dropmax": {"likelihood": "exact", "prior_correction": True}}
-
-
-@torch.no_grad()
 def main():
-    error = {}
-    for head, options in HEADS.items():
-        with torch.enable_grad():
-            model, measured = train(head, **options)
-        error[head] = measured["eval_error"]
-        print(f"{head:8} errs on {error[head]:.2%} of the names, cross entropy {measured['eval_loss']:.3f}")
-
     batch = {key: torch.stack([row[key] for row in test_set]) for key in test_set[0]}
     labels = batch.pop("labels")
     named = labels > 0
-    predicted = model(**batch).logits.argmax(-1)[named]
-    features = dropmax.features_of(model, **batch)[named]
-    rivals = confusable(model.classifier.head.predict_proba(features), limit=2)
-    hard = [i for i, others in enumerate(rivals) if others]
-    print(f"{len(hard)} of {len(rivals)} names may be confused, for instance")
     places = named.nonzero().tolist()
-    for i in hard[:3]:
+
+    def predict_proba(model):
+        return model.classifier.head.predict_proba(dropmax.features_of(model, **batch)[named])
+
+    def describe(i, answer, truth, others):
         row, column = places[i]
         words = [VOCABULARY[w] for w in batch["input_ids"][row][: column + 1]]
-        others = " or ".join(TAGS[k] for k in rivals[i])
-        print(f"  {' '.join(words)}: a {TAGS[predicted[i]]} (truly a {TAGS[labels[row, column]]}), or a {others}")
-    return error, rivals
+        return f"{' '.join(words)}: a {answer} (truly a {truth}), or a {others}"
+
+    return compare(train, predict_proba, labels[named], describe, TAGS)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,10 @@ import tempfile
 os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1")  # nothing here needs a network
 
 import torch
+from shared import QUIET, compare
 from transformers import DistilBertConfig, DistilBertForSequenceClassification, Trainer, TrainingArguments
 
 import dropmax  # new
-from dropmax.workbench.evaluation import confusable
 
 OWN_WORDS = {
     "cats": "purr whiskers kitten",
@@ -50,7 +50,6 @@ def write_sentences(count, seed):
 
 
 train_set, test_set = write_sentences(1200, seed=0), write_sentences(1200, seed=1)
-labels = torch.tensor([row["labels"] for row in test_set])
 
 
 def compute_metrics(prediction):
@@ -64,16 +63,12 @@ def train(head="dropmax", **options):
     dropmax.replace_head(model, head, packed=True, **options)  # new
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
-            output_dir=folder,
+            folder,
             num_train_epochs=6,
             per_device_train_batch_size=40,
             per_device_eval_batch_size=400,
             learning_rate=5e-3,
-            use_cpu=True,
-            report_to="none",
-            save_strategy="no",
-            logging_strategy="no",
-            disable_tqdm=True,
+            **QUIET,
         )
         trainer = Trainer(
             model,
@@ -84,34 +79,20 @@ def train(head="dropmax", **options):
             compute_metrics=compute_metrics,
         )
         trainer.train()
-        return model, trainer.evaluate()
+        return model, trainer.evaluate()["eval_error"]
 
 
-# The same code with a softmax, to see that both learn. One seed, and options that were settled while looking at these
-# very test data: no evidence for either head (docs/results.md has that). They are the options of dropmax.sklearn.
-HEADS = {"softmax": {}, "dropmax": {"likelihood": "exact", "prior_correction": True}}
-
-
-@torch.no_grad()
 def main():
-    error = {}
-    for head, options in HEADS.items():
-        with torch.enable_grad():
-            model, measured = train(head, **options)
-        error[head] = measured["eval_error"]
-        print(f"{head:8} errs on {error[head]:.2%} of the sentences, cross entropy {measured['eval_loss']:.3f}")
-
     words = torch.stack([row["input_ids"] for row in test_set])
-    predicted = model(input_ids=words).logits.argmax(-1)
-    features = dropmax.features_of(model, input_ids=words)
-    rivals = confusable(model.classifier.head.predict_proba(features), limit=2)
-    hard = [i for i, others in enumerate(rivals) if others]
-    print(f"{len(hard)} of {len(labels)} may be confused, for instance")
-    for i in hard[:3]:
-        print(f"  {' '.join(VOCABULARY[w] for w in words[i])}")
-        others = " or ".join(TOPICS[k] for k in rivals[i])
-        print(f"    is about {TOPICS[predicted[i]]} (truly {TOPICS[labels[i]]}), or {others}")
-    return error, rivals
+    labels = torch.tensor([row["labels"] for row in test_set])
+
+    def predict_proba(model):
+        return model.classifier.head.predict_proba(dropmax.features_of(model, input_ids=words))
+
+    def describe(i, answer, truth, others):
+        return f"{' '.join(VOCABULARY[w] for w in words[i])}\n    is about {answer} (truly {truth}), or {others}"
+
+    return compare(train, predict_proba, labels, describe, TOPICS)
 
 
 if __name__ == "__main__":

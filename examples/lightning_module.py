@@ -2,7 +2,7 @@
 
 Four lines differ from the usual version: the import, the model's last layer, the criterion, and the training accuracy,
 which wants logits. They are marked, "# new" or "# was: ...". Validation and prediction are as they were: in evaluation
-mode the model returns logits. The digits come with the package.
+mode the model returns logits.
 
     python examples/lightning_module.py
 """
@@ -12,19 +12,16 @@ import warnings
 
 import lightning
 import torch
+from shared import compare, digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dropmax  # new
-from dropmax.workbench.data import load
-from dropmax.workbench.evaluation import confusable
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)  # no advertisements between the results
 warnings.filterwarnings("ignore", module="lightning")
 
-digits = load("mnist-1k")
-train_set = TensorDataset(digits.train.inputs / 255, digits.train.labels)
-test_set = TensorDataset(digits.test.inputs[:2000] / 255, digits.test.labels[:2000])
+train_x, train_y, test_x, test_y = digits()
 
 
 class Digits(lightning.LightningModule):
@@ -58,34 +55,17 @@ def train(head="dropmax", **options):
     module = Digits(head, **options)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = lightning.Trainer(max_epochs=10, accelerator="cpu", devices=1, enable_checkpointing=False, **quiet)
-    trainer.fit(module, DataLoader(train_set, batch_size=50, shuffle=True))
-    measured = trainer.validate(module, DataLoader(test_set, batch_size=500), verbose=False)
-    return module.eval(), measured[0]
+    trainer.fit(module, DataLoader(TensorDataset(train_x, train_y), batch_size=50, shuffle=True))
+    measured = trainer.validate(module, DataLoader(TensorDataset(test_x, test_y), batch_size=500), verbose=False)
+    return module.eval(), measured[0]["error"]
 
 
-# The same code with a softmax, to see that both learn. One seed, and options that were settled while looking at these
-# very test data: no evidence for either head (docs/results.md has that). They are the options of dropmax.sklearn.
-HEADS = {"softmax": {}, "dropmax": {"likelihood": "exact", "prior_correction": True}}
+def predict_proba(module):
+    return module.model[-1].head.predict_proba(dropmax.features_of(module, test_x))
 
 
-@torch.no_grad()
 def main():
-    error = {}
-    for head, options in HEADS.items():
-        with torch.enable_grad():
-            module, measured = train(head, **options)
-        error[head] = measured["error"]
-        print(f"{head:8} errs on {measured['error']:.2%} of the test digits, cross entropy {measured['loss']:.3f}")
-
-    x, y = test_set.tensors
-    predicted = module(x).argmax(-1)
-    features = dropmax.features_of(module, x)
-    rivals = confusable(module.model[-1].head.predict_proba(features), limit=2)
-    hard = [i for i, others in enumerate(rivals) if others]
-    print(f"{len(hard)} of {len(x)} may be confused, for instance")
-    for i in hard[:3]:
-        print(f"  number {i}: a {predicted[i]} (truly {y[i]}), or {' or '.join(map(str, rivals[i]))}")
-    return error, rivals
+    return compare(train, predict_proba, test_y)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,18 @@
 """DropMax in a plain PyTorch loop.
 
 Three lines differ from the usual version: the import, the model's last layer and the criterion. They are marked,
-"# new" or "# was: ..."; undo the marks and a softmax classifier is left. The digits come with the package.
+"# new" or "# was: ..."; undo the marks and a softmax classifier is left.
 
     python examples/plain_pytorch.py
 """
 
 import torch
+from shared import compare, digits
 from torch import nn
 
 import dropmax  # new
-from dropmax.workbench.data import load
-from dropmax.workbench.evaluation import confusable
 
-digits = load("mnist-1k")
-train_x, train_y = digits.train.inputs / 255, digits.train.labels
-test_x, test_y = digits.test.inputs[:2000] / 255, digits.test.labels[:2000]
+train_x, train_y, test_x, test_y = digits()
 
 
 class Network(nn.Module):
@@ -41,34 +38,16 @@ def train(head="dropmax", **options):
             loss = criterion(model(train_x[rows]), train_y[rows])
             loss.backward()
             optimizer.step()
-    return model.eval()
+    model.eval()
+    return model, (model(test_x).argmax(-1) != test_y).float().mean().item()
 
 
-# The same code with a softmax, to see that both learn. One seed, and options that were settled while looking at these
-# very test data: no evidence for either head (docs/results.md has that). They are the options of dropmax.sklearn.
-HEADS = {"softmax": {}, "dropmax": {"likelihood": "exact", "prior_correction": True}}
+def predict_proba(model):
+    return model.fc.head.predict_proba(dropmax.features_of(model, test_x))
 
 
-@torch.no_grad()
 def main():
-    error = {}
-    for head, options in HEADS.items():
-        with torch.enable_grad():
-            model = train(head, **options)
-        predicted = model(test_x).argmax(-1)
-        error[head] = (predicted != test_y).float().mean().item()
-        print(f"{head:8} errs on {error[head]:.2%} of the test digits")
-
-    # What a softmax cannot say: which other classes this input may be.
-    features = dropmax.features_of(model, test_x)
-    rivals = confusable(model.fc.head.predict_proba(features), limit=2)
-    hard = [i for i, others in enumerate(rivals) if others]
-    wrong = [i for i in range(len(test_y)) if predicted[i] != test_y[i]]
-    named = [i for i in wrong if test_y[i] in rivals[i]]
-    print(f"{len(hard)} of {len(test_y)} may be confused; of {len(wrong)} errors, {len(named)} had named the truth")
-    for i in hard[:3]:
-        print(f"  number {i}: a {predicted[i]} (truly {test_y[i]}), or {' or '.join(map(str, rivals[i]))}")
-    return error, rivals
+    return compare(train, predict_proba, test_y)
 
 
 if __name__ == "__main__":

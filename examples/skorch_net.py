@@ -1,23 +1,19 @@
 """DropMax in a skorch net, which goes into scikit-learn's pipelines and searches.
 
 Five lines differ from the usual version: the import, the module's last layer, two for the criterion, and the softmax
-that skorch applies by itself after nn.CrossEntropyLoss only. They are marked, "# new" or "# was: ...". The digits come
-with the package.
+that skorch applies by itself after nn.CrossEntropyLoss only. They are marked, "# new" or "# was: ...".
 
     python examples/skorch_net.py
 """
 
 import torch
+from shared import compare, digits
 from skorch import NeuralNetClassifier
 from torch import nn
 
 import dropmax  # new
-from dropmax.workbench.data import load
-from dropmax.workbench.evaluation import confusable
 
-digits = load("mnist-1k")
-train_x, train_y = digits.train.inputs / 255, digits.train.labels
-test_x, test_y = digits.test.inputs[:2000] / 255, digits.test.labels[:2000]
+train_x, train_y, test_x, test_y = digits()
 
 
 class Network(nn.Module):
@@ -46,32 +42,17 @@ def train(head="dropmax", **options):
         iterator_train__shuffle=True,
         verbose=0,
     )
-    return net.fit(train_x, train_y)
+    net.fit(train_x, train_y)
+    return net, 1 - net.score(test_x, test_y)
 
 
-# The same code with a softmax, to see that both learn. One seed, and options that were settled while looking at these
-# very test data: no evidence for either head (docs/results.md has that). They are the options of dropmax.sklearn.
-HEADS = {"softmax": {}, "dropmax": {"likelihood": "exact", "prior_correction": True}}
-
-
-@torch.no_grad()
-def main():
-    error = {}
-    for head, options in HEADS.items():
-        with torch.enable_grad():
-            net = train(head, **options)
-        error[head] = 1 - net.score(test_x, test_y)
-        print(f"{head:8} errs on {error[head]:.2%} of the test digits")
-
+def predict_proba(net):
     model = net.module_.eval()
-    features = dropmax.features_of(model, test_x)
-    predicted = torch.from_numpy(net.predict(test_x))
-    rivals = confusable(model.fc.head.predict_proba(features), limit=2)
-    hard = [i for i, others in enumerate(rivals) if others]
-    print(f"{len(hard)} of {len(test_x)} may be confused, for instance")
-    for i in hard[:3]:
-        print(f"  number {i}: a {predicted[i]} (truly {test_y[i]}), or {' or '.join(map(str, rivals[i]))}")
-    return error, rivals
+    return model.fc.head.predict_proba(dropmax.features_of(model, test_x))
+
+
+def main():
+    return compare(train, predict_proba, test_y)
 
 
 if __name__ == "__main__":

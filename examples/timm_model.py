@@ -8,19 +8,16 @@ interface stands in.
 """
 
 import torch
+from shared import compare, digits
 
 import dropmax  # new
-from dropmax.workbench.data import load
-from dropmax.workbench.evaluation import confusable
 
 try:
     from timm import create_model
 except ImportError:
-    from timm_stand_in import create_model
+    from shared import create_model
 
-digits = load("mnist-1k")
-train_x, train_y = digits.train.inputs / 255 - 0.5, digits.train.labels
-test_x, test_y = digits.test.inputs[:2000] / 255 - 0.5, digits.test.labels[:2000]
+train_x, train_y, test_x, test_y = digits()
 
 
 def train(head="dropmax", **options):
@@ -34,36 +31,20 @@ def train(head="dropmax", **options):
     for _ in range(10):
         for rows in torch.randperm(len(train_x)).split(50):
             optimizer.zero_grad()
-            loss = criterion(model(train_x[rows]), train_y[rows])
+            loss = criterion(model(train_x[rows] - 0.5), train_y[rows])
             loss.backward()
             optimizer.step()
-    return model.eval()
+    model.eval()
+    return model, (model(test_x - 0.5).argmax(-1) != test_y).float().mean().item()
 
 
-# The same code with a softmax, to see that both learn. One seed, and options that were settled while looking at these
-# very test data: no evidence for either head (docs/results.md has that). They are the options of dropmax.sklearn.
-HEADS = {"softmax": {}, "dropmax": {"likelihood": "exact", "prior_correction": True}}
+def predict_proba(model):
+    features = model.forward_head(model.forward_features(test_x - 0.5), pre_logits=True)  # timm's own way to them
+    return model.get_classifier().head.predict_proba(features)
 
 
-@torch.no_grad()
 def main():
-    error = {}
-    for head, options in HEADS.items():
-        with torch.enable_grad():
-            model = train(head, **options)
-        error[head] = (model(test_x).argmax(-1) != test_y).float().mean().item()
-        print(f"{head:8} errs on {error[head]:.2%} of the test digits")
-
-    # timm's own way to the features, and from there to what else an input may be.
-    features = model.forward_head(model.forward_features(test_x), pre_logits=True)
-    classifier = model.get_classifier().head
-    predicted = classifier.predict_proba(features, "exact").argmax(-1)
-    rivals = confusable(classifier.predict_proba(features), limit=2)
-    hard = [i for i, others in enumerate(rivals) if others]
-    print(f"{len(hard)} of {len(test_x)} may be confused, for instance")
-    for i in hard[:3]:
-        print(f"  number {i}: a {predicted[i]} (truly {test_y[i]}), or {' or '.join(map(str, rivals[i]))}")
-    return error, rivals
+    return compare(train, predict_proba, test_y)
 
 
 if __name__ == "__main__":

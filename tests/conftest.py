@@ -38,7 +38,7 @@ NUMERICAL = (
 )
 #: Tests that need ray, lightning, transformers, skorch, a logging service, a browser, the site or a build.
 HEAVY = (
-    *("tests/test_packaging.py", "tests/docs/test_notebook.py", "tests/lab/explorer/test_browser.py"),
+    *("tests/test_packaging.py", "tests/lab/explorer/test_browser.py"),
     *(
         f"tests/workbench/training/test_callbacks.py::test_{name}"
         for name in ("tensorboard", "mlflow", "wandb", "making")

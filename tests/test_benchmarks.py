@@ -157,9 +157,7 @@ def test_all_run_by_default_and_replace_their_own_results_but_no_quick_run_does(
 
 @pytest.mark.usefixtures("fake_benchmark")
 @pytest.mark.parametrize("content", ["my notes", "[]", '{"benchmark": "heads"}'])
-def test_a_file_of_somebody_elses_is_left_alone(
-    tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_foreign_file_is_left_alone(tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]) -> None:
     mine = tmp_path / "exact.json"
     mine.write_text(content)
     assert run("heads", "exact", "--out", str(tmp_path))[0] == 2
@@ -185,21 +183,27 @@ def test_a_quick_run_of_the_heads(tmp_path: Path) -> None:
     status, output = run("heads", "--quick", "--out", str(tmp_path))
     assert status == 0
     rows = json.loads((tmp_path / "heads.quick.json").read_text())["rows"]
-    assert [row["head"] for row in rows] == list(HEADS) * len(bench_heads.QUICK_SIZES)
+    assert [row["head"] for row in rows] == list(HEADS) * len(bench_heads.QUICK_CLASSES)
     assert {row["mode"] for row in rows} == {"eager"}
     products = {row["head"]: row["products"] for row in rows}
     assert (products["softmax"], products["dropmax-qp"], products["dropmax"]) == (1, 2, 3)
     assert all(0 < row["ratio_low"] <= row["ratio"] <= row["ratio_high"] for row in rows)
-    assert "eager, batch 16, features 32, classes 100" in output
+    assert "dropmax, 3 maps: step, eager, batch 16, 32 features, K = 100" in [row["what"] for row in rows]
+    assert "dropmax, 3 maps" in output
 
 
-@pytest.mark.parametrize(("low", "high", "verdict"), [(3.1, 3.5, "met"), (3.5, 3.7, "unclear"), (3.6, 4.0, "not met")])
+@pytest.mark.parametrize("name", ["exact", "training"])
+def test_a_quick_run_of_other_benchmarks_says_what_was_compared(name: str, tmp_path: Path) -> None:
+    assert run(name, "--quick", "--out", str(tmp_path))[0] == 0
+    rows = json.loads((tmp_path / f"{name}.quick.json").read_text())["rows"]
+    assert all(row["what"] and row["ratio"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize(("low", "high", "verdict"), [(3.1, 3.5, "met"), (3.5, 3.7, "unclear"), (3.61, 4.0, "missed")])
 def test_the_aim_stands_beside_the_measurement(low: float, high: float, verdict: str) -> None:
     timing = harness.Timing(0.1, 0.1, 0.1, (low + high) / 2, low, high, 0.05, 0.05, 0.05, 9)
-    row = {"mode": "eager", "batch": 128, "features": 512, "classes": 1_000, "head": "dropmax", "products": 3}
-    row |= {**timing.__dict__, **bench_heads._aim((128, 512, 1_000), timing)}
     output = io.StringIO()
-    Console(file=output, width=80).print(*bench_heads.tables([row]))
+    Console(file=output, width=80).print(command_line._table("heads", [bench_scale._row("a step", timing, 3.6)]))
     assert f"< 3.6 {verdict}" in " ".join(output.getvalue().split())
 
 

@@ -9,12 +9,10 @@ A table is written between two comments, and its first one says what is in it::
     <!-- end -->
 
 STUDY is a directory below ``results/``. COLUMNS, separated by commas, are ``error``, ``nll``, ``ece``, ``aurc`` or
-``brier``, with ``_scaled`` behind it after a fitted temperature; ``set_size`` or ``outside_auroc``; ``error@exact`` for
-another prediction mode; ``paper`` for the paper's number; ``seeds``; ``chosen`` for what tuning chose; ``edge`` for
-which of its values are the lowest or highest of the grid; ``dropmax-error`` for the paired difference "dropmax less
-this row", and ``dropmax@exact-nll_scaled`` or ``study/variant-error`` likewise. ``.1`` behind a column sets its digits.
-ROWS are ``variant=Name to show``; a variant of another study is ``study/variant=Name``, ``variant@exact=Name`` is
-another prediction mode, and ``[0-2]`` before the ``=`` limits the seeds. Names may hold commas.
+``brier``, with ``_scaled`` behind it after a fitted temperature; ``set_size`` or ``outside_auroc``; ``paper`` for the
+paper's number; ``seeds``; ``chosen`` for what tuning chose; ``dropmax-error`` for the paired difference "dropmax less
+this row". ROWS are ``variant=Name to show``; a variant of another study is ``study/variant=Name``,
+``variant@exact=Name`` is another prediction mode, and ``[0-2]`` before the ``=`` limits the seeds.
 
 ``<!-- across: METRIC | REFERENCE | STUDY=Name, ... | variant=Name, ... -->`` makes one table of several studies: their
 rows, the reference's mean, and how much less it is than each variant, paired over the seeds.
@@ -45,12 +43,12 @@ ROOT = Path(__file__).parents[1]
 TABLES = ROOT / "results" / "tables.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TABLE = re.compile(r"(<!-- (table|across|edges): (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-COLUMN = re.compile(r"(?:(?P<reference>.+)-)?(?P<metric>\w+(?:@\w+)?)(?:\.(?P<digits>\d))?")
 INLINE = re.compile(
     r"(?P<sign>[-+−]?)(?P<mean>\d+\.?\d*)(?: ± (?P<half>\d+\.?\d*))?(?: %)?\*{0,2}<!-- (?P<what>[^>]*?) -->"
 )
 #: Of studies that compare probabilities before and after a fitted temperature.
 CALIBRATED_METRICS = ("error", "nll", "nll_scaled", "ece", "ece_scaled", "aurc", "aurc_scaled", "set_size")
+TITLES = {name: metric.short for name, metric in METRICS.items()} | {"outside_auroc": "AUROC, outside"}
 _DIGITS = {"error": 2, "nll": 3, "ece": 2, "aurc": 3, "brier": 3, "outside_auroc": 3}
 
 
@@ -67,14 +65,13 @@ def values(row: str, metric: str) -> dict[int, float]:
     name, _, seeds = row.partition("[")
     name, _, mode = name.partition("@")
     study, _, variant = name.rpartition("/")
-    metric, _, other = metric.partition("@")
     chosen = [record for record in records(study) if record.variant == variant]
     if seeds:
         first, last = map(int, seeds.rstrip("]").split("-"))
         chosen = [record for record in chosen if first <= record.seed <= last]
     if not chosen:
         raise ValueError(f"results/{study} has no runs of {variant!r}")
-    mode = mode or other or "mean"
+    mode = mode or "mean"
     found = by_seed(chosen, metric, mode)
     if len(found) < len(chosen):
         raise ValueError(f"results/{study}: {variant} was not measured in {metric!r} of mode {mode!r} with every seed")
@@ -102,13 +99,20 @@ def number(mean: float, half: float | None, digits: int, sign: str = "") -> str:
 
 def table(specification: str) -> str:
     """Return the table that a marker asks for."""
-    study, columns_text, rows_text = (part.strip() for part in " ".join(specification.split()).split("|"))
+    study, columns_text, rows_text = _parts(specification)
     rows = {name if "/" in name else f"{study}/{name}": title for name, title in _named(rows_text).items()}
     columns = [column.strip() for column in columns_text.split(",")]
-    lines = ["| | " + " | ".join(_title(column, study) for column in columns) + " |", "|---" * (len(columns) + 1) + "|"]
-    for row, title in rows.items():
-        lines.append(f"| {title} | " + " | ".join(_cell(study, row, column, list(rows)) for column in columns) + " |")
-    return "\n".join(lines) + "\n"
+    body = [[title, *(_cell(study, row, column, list(rows)) for column in columns)] for row, title in rows.items()]
+    return _markdown(["", *map(_title, columns)], body)
+
+
+def _parts(specification: str) -> list[str]:
+    return [part.strip() for part in " ".join(specification.split()).split("|")]
+
+
+def _markdown(head: list[str], body: list[list[str]]) -> str:
+    lines = [f"| {' | '.join(line)} |" for line in (head, *body)]
+    return "\n".join([lines[0].replace("|  |", "| |", 1), "|---" * len(head) + "|", *lines[1:]]) + "\n"
 
 
 def _named(text: str) -> dict[str, str]:
@@ -118,21 +122,17 @@ def _named(text: str) -> dict[str, str]:
 
 def across(specification: str) -> str:
     """Return one metric of several studies: a reference's mean, and its paired difference from each variant."""
-    column, reference, studies, variants = (part.strip() for part in " ".join(specification.split()).split("|"))
+    column, reference, studies, variants = _parts(specification)
     names = _named(variants)
     _, metric, digits = _split(column)
-    shown = [_title(metric, ""), f"{names[reference]}", *(f"less {n}" for v, n in names.items() if v != reference)]
-    lines = [f"| {' | '.join(shown)} |", "|---" * len(shown) + "|"]
+    others = [variant for variant in names if variant != reference]
+    body = []
     for study, title in _named(studies).items():
-        cells = [title, number(*mean_and_half(f"{study}/{reference}", metric), digits)]
+        base = f"{study}/{reference}"
         known = {record.variant for record in records(study)}
-        for variant in names:
-            if variant == reference:
-                continue
-            pair = f"{study}/{reference}", f"{study}/{variant}"
-            cells.append(_less(*pair, metric, digits) if variant in known else "")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        less = [_less(base, f"{study}/{other}", metric, digits) if other in known else "" for other in others]
+        body.append([title, number(*mean_and_half(base, metric), digits), *less])
+    return _markdown([_title(metric), names[reference], *(f"less {names[other]}" for other in others)], body)
 
 
 def _less(row: str, other: str, metric: str, digits: int) -> str:
@@ -143,26 +143,18 @@ def _less(row: str, other: str, metric: str, digits: int) -> str:
 
 def _split(column: str) -> tuple[str, str, int]:
     """Return the reference of a difference (or nothing), the metric and its digits."""
-    match = COLUMN.fullmatch(column)
-    if match is None:
+    reference, _, metric = column.rpartition("-")
+    if metric not in TITLES:
         raise ValueError(f"{column!r} is no column: see the top of tools/docs_tables.py")
-    metric = match["metric"]
-    digits = match["digits"] or _DIGITS.get(metric.partition("@")[0].removesuffix("_scaled"), 2)
-    return match["reference"] or "", metric, int(digits)
+    return reference, metric, _DIGITS.get(metric.removesuffix("_scaled"), 2)
 
 
-def _title(column: str, study: str) -> str:
-    titles = {name: metric.short for name, metric in METRICS.items()} | {"outside_auroc": "AUROC, outside"}
-    plain = {"paper": "the paper's error %", "chosen": "chosen", "seeds": "seeds", "edge": "on an edge of its grid"}
+def _title(column: str) -> str:
+    plain = {"paper": "the paper's error %", "chosen": "chosen", "seeds": "seeds"}
     if column in plain:
         return plain[column]
     reference, metric, _ = _split(column)
-    metric, _, mode = metric.partition("@")
-    if metric not in titles:
-        raise ValueError(f"{column!r} is no column: see the top of tools/docs_tables.py")
-    title = titles[metric] + (f", {mode}" if mode else "")
-    name, _, mode = reference.rpartition("/")[2].partition("@")
-    return f"{name}{f' ({mode})' if mode else ''} less this: {title}" if reference else title
+    return f"{reference} less this: {TITLES[metric]}" if reference else TITLES[metric]
 
 
 def _cell(study: str, row: str, column: str, rows: list[str]) -> str:
@@ -175,12 +167,10 @@ def _cell(study: str, row: str, column: str, rows: list[str]) -> str:
         return str(len(values(row, "error")))
     if column == "chosen":
         return _chosen(row)
-    if column == "edge":
-        return "; ".join(_edges(_name(row).rpartition("/")[0])[variant]) or "no"
     reference, metric, digits = _split(column)
     if reference:
         seeds = row.partition("[")[2]
-        base = (reference if "/" in reference else f"{study}/{reference}") + (f"[{seeds}" if seeds else "")
+        base = f"{study}/{reference}" + (f"[{seeds}" if seeds else "")
         return "" if base == row else _less(base, row, metric, digits)
     mean, half = mean_and_half(row, metric)
     is_best = mean <= min(mean_and_half(other, metric)[0] for other in rows)
@@ -197,11 +187,8 @@ def _chosen(row: str) -> str:
     study, _, variant = _name(row).rpartition("/")
     record = next(record for record in records(study) if record.variant == variant)
     tuned = list(record.point) or ["training.weight_decay", "training.learning_rate"]
-    found = []
-    for name in tuned:
-        section, _, key = name.partition(".")
-        found.append(f"{key.replace('_', ' ')} {record.recipe[section].get(key, 0):g}")
-    return ", ".join(found)
+    split = [name.split(".", 1) for name in tuned]
+    return ", ".join(f"{key.replace('_', ' ')} {record.recipe[section].get(key, 0):g}" for section, key in split)
 
 
 @cache

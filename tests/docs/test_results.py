@@ -6,10 +6,12 @@ import json
 import re
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks import harness, outside_inputs, own_data, set_sizes, what_rho_adds
+from benchmarks.rows import read
 from dropmax.lab.statistics import paired_by_seed
 from tools import docs_tables
 
@@ -24,28 +26,30 @@ ELSEWHERE = {
 }
 
 
-def prose(text: str) -> str:
-    """Return a page without generated tables and code."""
-    text = docs_tables.TABLE.sub("", text)
-    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+def results(name: str) -> list[dict[str, Any]]:
+    return read(ROOT / "results" / f"{name}.jsonl")
 
 
-@pytest.mark.parametrize("page", docs_tables.PAGES, ids=lambda page: page.name)
-def test_tables_and_sentences_of_a_page_are_those_of_the_results(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
+def page(name: str) -> str:
+    return (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", docs_tables.PAGES, ids=lambda path: path.name)
+def test_tables_and_sentences_of_a_page_are_those_of_the_results(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
     assert docs_tables.render(text) == text, "run `make tables`"
     assert docs_tables.wrong_numbers(text) == []
 
 
-@pytest.mark.parametrize("page", docs_tables.PAGES, ids=lambda page: page.name)
-def test_every_interval_on_a_page_says_which_result_it_is(page: Path) -> None:
-    if page.name in ELSEWHERE:
-        pytest.skip(f"its numbers are those of {ELSEWHERE[page.name]}")
-    text = prose(page.read_text(encoding="utf-8"))
-    for row in re.findall(r"^\| .*rank correlation.*?(?=^[^|])", text, re.MULTILINE | re.DOTALL):
-        text = text.replace(row, "")  # compared with confusion.json below
-    unnamed = [text[max(0, m.start() - 30) : m.end() + 20] for m in re.finditer("±", docs_tables.INLINE.sub("", text))]
-    assert not re.search("±", docs_tables.INLINE.sub("", text)), f"name the result in a comment: {unnamed}"
+@pytest.mark.parametrize("path", docs_tables.PAGES, ids=lambda path: path.name)
+def test_every_interval_on_a_page_says_which_result_it_is(path: Path) -> None:
+    if path.name in ELSEWHERE:
+        pytest.skip(f"its numbers are those of {ELSEWHERE[path.name]}")
+    # No generated tables, no code, and no table of rank correlations: that is compared with confusion.json below.
+    text = docs_tables.INLINE.sub("", docs_tables.TABLE.sub("", path.read_text(encoding="utf-8")))
+    for other in (r"^```.*?^```$", r"^\| .*rank correlation.*?(?=^[^|])"):
+        text = re.sub(other, "", text, flags=re.MULTILINE | re.DOTALL)
+    assert re.findall(".{0,30}±.{0,20}", text) == [], "name the result in a comment"
 
 
 def test_the_tables_of_studies_are_those_of_their_runs() -> None:
@@ -54,33 +58,28 @@ def test_the_tables_of_studies_are_those_of_their_runs() -> None:
 
 
 def test_what_rho_adds_is_the_table_of_the_results() -> None:
-    rows = [json.loads(line) for line in (ROOT / "results/rho.jsonl").read_text().splitlines()]
-    assert what_rho_adds.table(rows) in (ROOT / "docs" / "what-rho-adds.md").read_text(encoding="utf-8")
+    assert what_rho_adds.table(results("rho")) in page("what-rho-adds")
 
 
 def test_the_price_of_a_softmax_is_the_table_of_the_benchmarks() -> None:
     names = ("scale", "compiled", "two-threads/compiled", "growth", "two-threads/growth", "estimator")
     stored = [ROOT / "results" / "bench" / f"{name}.json" for name in names]
-    assert harness.markdown(*stored) in (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+    assert harness.markdown(*stored) in page("scale")
 
 
 def test_what_photographs_cost_and_unfreezing_gains() -> None:
-    page = (ROOT / "docs" / "photos-and-texts.md").read_text(encoding="utf-8")
-    unfreeze, embedding = (
-        [json.loads(line) for line in (ROOT / f"results/{name}.jsonl").read_text().splitlines()]
-        for name in ("unfreeze", "embedding")
-    )
+    text = page("photos-and-texts")
     for method, shown in (("frozen", "frozen"), ("unfreeze 2", "`--unfreeze 2`")):
-        rows = [row for row in unfreeze if row["method"] == method]
+        rows = [row for row in results("unfreeze") if row["method"] == method]
         error, nll, ece, aurc, seconds = (
             statistics.mean(row[name] for row in rows) for name in ("error", "nll", "ece", "aurc", "cpu_seconds")
         )
-        assert f"| {shown} | {100 * error:.1f} | {nll:.3f} | {100 * ece:.1f} | {aurc:.3f} | {seconds:.1f} |" in page
-    for row in embedding:
-        assert f" {row['processor_ms']:.1f} ms" in page, row["kind"]
+        assert f"| {shown} | {100 * error:.1f} | {nll:.3f} | {100 * ece:.1f} | {aurc:.3f} | {seconds:.1f} |" in text
+    for row in results("embedding"):
+        assert f" {row['processor_ms']:.1f} ms" in text, row["kind"]
 
 
-OWN_DATA = [json.loads(line) for line in (ROOT / "results/own-data.jsonl").read_text().splitlines()]
+OWN_DATA = results("own-data")
 OURS = ("dropmax train", "DropMaxClassifier()")
 LOGISTIC, FOREST = "LogisticRegression, C by cross-validation", "RandomForestClassifier(300)"
 
@@ -89,13 +88,8 @@ def own_data_by_seed(data: str, method: str, metric: str) -> dict[int, float]:
     return {row["seed"]: row[metric] for row in OWN_DATA if (row["data"], row["method"]) == (data, method)}
 
 
-def test_own_data_are_the_tables_of_the_results() -> None:
-    page = (ROOT / "docs" / "photos-and-texts.md").read_text(encoding="utf-8")
-    assert own_data.table(OWN_DATA) in page
-
-
-def test_what_is_said_of_own_data_is_so() -> None:
-    """The sentences of docs/photos-and-texts.md above those tables, and the one on wine of docs/sklearn.md."""
+def test_tables_and_sentences_on_own_data_are_those_of_the_results() -> None:
+    """The tables of docs/photos-and-texts.md, the sentences above them, and the one on wine of docs/sklearn.md."""
 
     def mean(data: str, method: str, metric: str) -> float:
         return statistics.mean(own_data_by_seed(data, method, metric).values())
@@ -119,21 +113,22 @@ def test_what_is_said_of_own_data_is_so() -> None:
         assert mean("mnist-1k", method, "nll") > mean("mnist-1k", LOGISTIC, "nll")
         assert mean("mnist-1k", FOREST, "error") < mean("mnist-1k", method, "error")
 
-    page = " ".join((ROOT / "docs" / "photos-and-texts.md").read_text(encoding="utf-8").split())
+    assert own_data.table(OWN_DATA) in page("photos-and-texts")
+    text = " ".join(page("photos-and-texts").split())
     recipe, estimator, logistic = (
         {data: f"{100 * mean(data, method, 'error'):.2f} %" for data in ("iris", large[0])}
         for method in (*OURS, LOGISTIC)
     )
     assert (
-        f"{estimator['iris']} for the estimator and {recipe['iris']} for the recipe, against {logistic['iris']}" in page
+        f"{estimator['iris']} for the estimator and {recipe['iris']} for the recipe, against {logistic['iris']}" in text
     )
-    assert f"{recipe[large[0]]} and {estimator[large[0]]} against {logistic[large[0]]} for logistic regression" in page
-    assert f"lowest error, {100 * mean('mnist-1k', FOREST, 'error'):.2f} %" in page
+    assert f"{recipe[large[0]]} and {estimator[large[0]]} against {logistic[large[0]]} for logistic regression" in text
+    assert f"lowest error, {100 * mean('mnist-1k', FOREST, 'error'):.2f} %" in text
     recipe_s, estimator_s, logistic_s = (
         ", ".join(f"{mean(data, method, 'cpu_seconds'):.0f}" for data in large) for method in (*OURS, LOGISTIC)
     )
-    assert f"the recipe {recipe_s} seconds of processor time, the estimator {estimator_s}, and logistic" in page
-    assert f"cross-validation {logistic_s}." in page
+    assert f"the recipe {recipe_s} seconds of processor time, the estimator {estimator_s}, and logistic" in text
+    assert f"cross-validation {logistic_s}." in text
     for data in ("wine", "breast_cancer", "iris", "digits"):
         for method, most in ((LOGISTIC, 0.15), ("DropMaxClassifier()", 2), ("dropmax train", 4)):
             assert mean(data, method, "cpu_seconds") < most
@@ -159,24 +154,18 @@ def test_which_comparisons_of_own_data_with_logistic_regression_are_settled() ->
 
 
 def test_sizes_of_prediction_sets_and_outside_scores_are_those_of_the_results() -> None:
-    page = (ROOT / "docs" / "calibration.md").read_text(encoding="utf-8")
-    rows = [json.loads(line) for line in (ROOT / "results/sets.jsonl").read_text().splitlines()]
-    for coverage in (0.95, 0.99):
-        assert set_sizes.table(rows, coverage).replace("cub-efficientnet-lite0", "cub features") in page
+    text = page("calibration").replace("cub features", "cub-efficientnet-lite0")
+    rows, outside = results("sets"), results("outside")
+    tables = [set_sizes.table(rows, 0.95), set_sizes.table(rows, 0.99)]
+    for table in (*tables, outside_inputs.table(outside), outside_inputs.shares(outside)):
+        assert table in text
     for head in ("softmax", "dropmax"):
         found = [row["outside"] for row in rows if (row["data"], row["head"]) == ("clinc150", head)]
         for kind in found[0]:
-            (line,) = re.findall(rf'^\| `"{kind}"`.*$', page, re.MULTILINE)
+            (line,) = re.findall(rf'^\| `"{kind}"`.*$', text, re.MULTILINE)
             areas, rates = ([one[kind][name] for one in found] for name in ("auroc", "fpr95"))
             assert f"{statistics.mean(areas):.3f} ± " in line
             assert f"{100 * statistics.mean(rates):.1f} ± {100 * statistics.stdev(rates):.1f} %" in line
-
-
-def test_inputs_of_no_class_are_the_tables_of_the_results() -> None:
-    page = (ROOT / "docs" / "calibration.md").read_text(encoding="utf-8")
-    rows = [json.loads(line) for line in (ROOT / "results/outside.jsonl").read_text().splitlines()]
-    for table in (outside_inputs.table(rows), outside_inputs.shares(rows)):
-        assert table.replace("cub-efficientnet-lite0", "cub features") in page
 
 
 def test_a_number_that_is_not_true_is_found() -> None:
@@ -210,11 +199,11 @@ def test_what_heads_are_recommended_for_is_so() -> None:
 
 
 def test_the_table_of_rank_correlations_is_that_of_confusion_json() -> None:
-    page = (ROOT / "docs/many-classes.md").read_text(encoding="utf-8")
+    lines = page("many-classes").splitlines()
     rows = json.loads((ROOT / "results/many-classes/cifar-100-5k/confusion.json").read_text())["rows"]
     found = {row["variant"]: row for row in rows}
     for title, variant in (("printed", "dropmax-printed"), ("default", "dropmax")):
-        line = next(line for line in page.splitlines() if line.startswith(f"| {title} | ") and "0.5" in line)
+        line = next(line for line in lines if line.startswith(f"| {title} | ") and "0.5" in line)
         shown = [float(number) for number in re.findall(r"\d\.\d+", line)]
         row = found[variant]
         parts = ("rho_target", "rho_same_superclass", "rho_elsewhere")
