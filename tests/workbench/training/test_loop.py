@@ -6,6 +6,7 @@ import io
 import math
 import os
 import pickle
+import shutil
 import signal
 import socket
 import subprocess
@@ -88,15 +89,9 @@ def test_it_learns(tmp_path: Path) -> None:
     assert on_target > (rho.sum(-1).mean() - on_target) / 9 + 0.2
 
 
-def start(arguments: list[str], **options: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "dropmax", "train", *arguments, "--threads", "1"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | options.pop("env", {}),
-        **options,
-    )
+def start(*arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "dropmax", "train", *map(str, arguments), "--threads", "1"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def write_recipe(path: Path, recipe: Recipe) -> Path:
@@ -116,7 +111,7 @@ def test_after_kill_9_at_any_moment_a_resumed_run_ends_with_the_same_bytes(tmp_p
     torch.set_num_threads(1)
     train(recipe, tmp_path / "whole", quiet=True)
     run = tmp_path / "killed"
-    worker = start(["--recipe", str(file), "--out", str(run)])
+    worker = start("--recipe", file, "--out", run)
     wait_for(run, "checkpoint-000002.pt", worker)
     worker.kill()
     worker.wait()
@@ -126,7 +121,7 @@ def test_after_kill_9_at_any_moment_a_resumed_run_ends_with_the_same_bytes(tmp_p
     with open(run / "metrics.jsonl", "a") as log:
         log.write('{"epoch": 99}\n')
     for delay in (3.5, 60.0):
-        worker = start(["--resume", str(run)])
+        worker = start("--resume", run)
         try:
             worker.wait(timeout=delay)
             assert worker.returncode == 0, worker.stderr.read() if worker.stderr else ""
@@ -141,7 +136,7 @@ def test_after_kill_9_at_any_moment_a_resumed_run_ends_with_the_same_bytes(tmp_p
 def test_ctrl_c_ends_with_a_checkpoint_and_says_how_to_go_on(signal_: signal.Signals, tmp_path: Path) -> None:
     recipe = small(training__epochs=400, training__checkpoint_seconds=3600.0)
     run = tmp_path / "run"
-    worker = start(["--recipe", str(write_recipe(tmp_path / "r.toml", recipe)), "--out", str(run)])
+    worker = start("--recipe", write_recipe(tmp_path / "r.toml", recipe), "--out", run)
     wait_for(run, "metrics.jsonl", worker)
     while len(RunDirectory(run).metrics()) < 2:
         time.sleep(0.01)
@@ -178,14 +173,14 @@ def test_two_nodes_without_a_shared_disk_learn_what_one_learns(tmp_path: Path) -
     file = write_recipe(tmp_path / "recipe.toml", recipe)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+        port = free.getsockname()[1]
     nodes = []
     for rank in range(2):
-        (tmp_path / f"node{rank}").mkdir()
-        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(rank)]
-        command += ["--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", port, "-m", "dropmax"]
-        command += ["train", "--recipe", str(file), "--out", "two", "--threads", "1"]
         place = tmp_path / f"node{rank}"
+        place.mkdir()
+        launch = f"--nnodes 2 --node-rank {rank} --nproc-per-node 1 --master-addr 127.0.0.1 --master-port {port}"
+        command = [sys.executable, "-m", "torch.distributed.run", *launch.split(), "-m", "dropmax"]
+        command += ["train", "--recipe", str(file), "--out", "two", "--threads", "1"]
         nodes.append(subprocess.Popen(command, cwd=place, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
     for node in nodes:
         said, errors = node.communicate(timeout=300)
@@ -316,10 +311,13 @@ def test_every_epoch_flushes_subnormals(tmp_path: Path, monkeypatch: pytest.Monk
     assert not any(((x != 0) & (x.abs() < 1e-3)).any() for x in weights.values())
 
 
-def test_a_run_trained_further_is_the_run_that_was_planned_longer(finished: Path, tmp_path: Path) -> None:
+def test_a_run_trained_further_is_the_run_that_was_planned_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     constant = {"training__milestones": ()}  # where the learning rate does not depend on the number of epochs
     long = train(small(**constant, training__epochs=6), tmp_path / "long", quiet=True)
     short = train(small(**constant), tmp_path / "short", quiet=True)
+    killed = Path(shutil.copytree(short.path, tmp_path / "killed"))
     resume(short.path, quiet=True)  # nothing is left to do
     assert len(short.metrics()) == 4
     resume(short.path, epochs=6, quiet=True)
@@ -328,27 +326,21 @@ def test_a_run_trained_further_is_the_run_that_was_planned_longer(finished: Path
         resume(short.path, epochs=5, quiet=True)
     assert contents(short.path) == contents(long.path)
 
-
-def test_a_run_to_be_trained_further_goes_on_after_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    constant = {"training__milestones": ()}
-    long = train(small(**constant, training__epochs=6), tmp_path / "long", quiet=True)
-    run = train(small(**constant), tmp_path / "run", quiet=True)
-
-    def killed(*_: object) -> None:
+    def kill(*_: object) -> None:
         raise SystemExit
 
     with monkeypatch.context() as patch:
-        patch.setattr(RunDirectory, "save_checkpoint", killed)
+        patch.setattr(RunDirectory, "save_checkpoint", kill)
         with pytest.raises(SystemExit):
-            resume(run.path, epochs=6, quiet=True)
-    assert load_model(run.path).recipe.training.epochs == 4, "the model of before is there until the new one is"
-    resume(run.path, quiet=True)
-    assert contents(run.path) == contents(long.path)
-    for checkpoint in run.checkpoints():
+            resume(killed, epochs=6, quiet=True)
+    assert load_model(killed).recipe.training.epochs == 4, "the model of before is there until the new one is"
+    resume(killed, quiet=True)
+    assert contents(killed) == contents(long.path)
+    for checkpoint in short.checkpoints():
         checkpoint.unlink()
     with pytest.raises(RunError, match="has no checkpoint to resume from"):
-        resume(run.path, epochs=8, quiet=True)
-    assert load_model(run.path).recipe.training.epochs == 6
+        resume(short.path, epochs=8, quiet=True)
+    assert load_model(short.path).recipe.training.epochs == 6
 
 
 def test_nothing_is_overwritten_without_force(finished: Path, tmp_path: Path) -> None:
