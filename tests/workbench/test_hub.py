@@ -156,26 +156,21 @@ class FakeApi:
         self.uploaded = {name: files[name] for name in allow_patterns if name in files}
 
 
-def test_push_uploads_a_saved_directory_as_it_is(saved: Path, tmp_path: Path) -> None:
-    place = save_pretrained(saved, tmp_path / "model")
+def test_push_uploads_a_saved_directory_as_it_is_and_makes_the_card_of_a_run(run: Path, tmp_path: Path) -> None:
+    place = save_pretrained(run, tmp_path / "model")
     (place / "README.md").write_text("edited")
     (place / "password.txt").write_text("secret")
-    api = FakeApi()
+    api, other = FakeApi(), FakeApi()
     assert push_to_hub(place, "me/digits", api=api, private=True) == "https://example.org/me/digits"
     assert api.private
-    assert sorted(api.uploaded) == FILES
     assert api.uploaded["README.md"] == b"edited"
-
-
-def test_push_of_a_run_makes_the_card_first(run: Path) -> None:
-    api = FakeApi()
-    push_to_hub(run, "me/digits", api=api)
-    assert sorted(api.uploaded) == FILES
-    assert b"from_pretrained('me/digits')" in api.uploaded["README.md"]
+    push_to_hub(run, "me/digits", api=other)
+    assert b"from_pretrained('me/digits')" in other.uploaded["README.md"]
+    assert sorted(api.uploaded) == sorted(other.uploaded) == FILES
     with pytest.raises(RunError, match="cannot upload to me/digits: 401 Unauthorised"):
-        push_to_hub(run, "me/digits", api=FakeApi(OSError("401 Unauthorised\nmore")))
+        push_to_hub(place, "me/digits", api=FakeApi(OSError("401 Unauthorised\nmore")))
     with pytest.raises(InvalidValue, match="a repository is named owner/name, got 'digits'"):
-        push_to_hub(run, "digits", api=api)
+        push_to_hub(place, "digits", api=api)
 
 
 def test_from_a_repository(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,6 +150,7 @@ def test_users_class_gets_the_shape_and_its_options(user: str) -> None:
     assert importlib.import_module(user).calls == [(5,)]
     assert network(torch.zeros(2, 5)).shape == (2, 4)
     assert network.out_features == 4
+    assert make_network(f"{user}:TakesAnything", (4,), colour="blue").options == {"colour": "blue"}
 
 
 def test_users_class_without_out_features_is_asked_by_a_forward_pass(user: str) -> None:
@@ -159,11 +160,6 @@ def test_users_class_without_out_features_is_asked_by_a_forward_pass(user: str) 
     assert int(norm.num_batches_tracked) == 0
     assert network.training
     assert not norm.training, "a module the user has put into evaluation mode stays there"
-
-
-def test_users_class_that_takes_any_option_gets_them_all(user: str) -> None:
-    network = make_network(f"{user}:TakesAnything", (4,), colour="blue")
-    assert network.options == {"colour": "blue"}
 
 
 @pytest.mark.parametrize(
