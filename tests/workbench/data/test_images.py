@@ -107,6 +107,7 @@ def bomb(path: Path) -> None:
         (lambda path: path.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"), "is not an image"),
     ],
 )
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_what_is_no_image_is_named(tmp_path: Path, make: Callable[[Path], object], says: str) -> None:
     path = tmp_path / "culprit.png"
     make(path)
