@@ -6,8 +6,8 @@ import functools
 import gzip
 import io
 import math
+import shutil
 import struct
-import tarfile
 import zipfile
 import zlib
 from pathlib import Path
@@ -15,6 +15,8 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -28,6 +30,7 @@ from dropmax.workbench.data.mnist import read_mnist
 from dropmax.workbench.data.npz import read_npz_rows
 from dropmax.workbench.data.tables import read_rows
 from tests.slow.damage import INTEGERS, damage_bytes, damage_text
+from tests.workbench.data.layouts import idx_bytes, write_cifar, write_cub
 
 
 def maybe(rng: Random, chance: float, data: bytes) -> bytes:
@@ -39,15 +42,11 @@ def maybe(rng: Random, chance: float, data: bytes) -> bytes:
 
 
 def make_mnist(rng: Random, folder: Path) -> None:
-    """Write four images and labels, of which sizes, contents or the packing lie."""
-    labels = bytes(rng.randrange(10 + (rng.random() < 0.1)) for _ in range(4))
-    for name, sizes, content in (("images", [4, 28, 28], rng.randbytes(4 * 28 * 28)), ("labels", [4], labels)):
-        if rng.random() < 0.2:
-            sizes[rng.randrange(len(sizes))] = rng.choice((0, 1, 3, 5, 27, 65536, 2**31, 2**32 - 1))
-        kind, dimensions = rng.choice((8,) * 30 + (0, 9, 13)), rng.choice((len(sizes),) * 30 + (0, 2, 255))
-        data = maybe(rng, 0.25, bytes([0, 0, kind, dimensions]) + struct.pack(f">{len(sizes)}I", *sizes) + content)
+    """Write four images and labels, plain or gzipped, of which sizes, contents or the packing lie."""
+    for name, array in (("images", np.zeros((4, 28, 28))), ("labels", np.arange(4) * rng.choice((1, 1, 1, 9)))):
+        data = maybe(rng, 0.4, idx_bytes(array))
         if rng.random() < 0.5:
-            data = gzip.compress(data, rng.choice((0, 1, 9)), mtime=0)
+            data = gzip.compress(data, mtime=0)
             data = maybe(rng, 0.25, data + rng.choice((b"",) * 9 + (data, b"junk", bytes(100))))
         (folder / name).write_bytes(data)
 
@@ -73,11 +72,10 @@ def make_cifar(rng: Random, folder: Path) -> None:
         (("data_batch_1.bin", "data_batch_2.bin", "test_batch.bin"), {"batches.meta.txt": 10}),
         (("train.bin", "test.bin"), {"fine_label_names.txt": 100, "coarse_label_names.txt": 20}),
     ))  # fmt: skip
-    pixels, classes = rng.randbytes(3072), max(names.values())
     for name in files:
-        labels = [(row * 7) % (classes + (rng.random() < 0.001)) for row in range(rng.choice((0, 1, 10, 100, 100)))]
-        rows = [bytes([label % 20] * (classes == 100) + [label]) + pixels for label in labels]
-        (folder / name).write_bytes(maybe(rng, 0.25, b"".join(rows)))
+        labels = [(k % 10,) if len(names) == 1 else (k % 20, k) for k in range(rng.choice((0, 1, 10, 100, 100)))]
+        write_cifar(folder / name, labels)
+        (folder / name).write_bytes(maybe(rng, 0.25, (folder / name).read_bytes()))
     for name, count in names.items():
         text = "\n".join(f"class {k}" for k in range(count))
         (folder / name).write_bytes(damage_text(rng, text) if rng.random() < 0.3 else text.encode())
@@ -91,19 +89,15 @@ def read_cifar(folder: Path) -> object:
 
 def make_cub(rng: Random, folder: Path) -> None:
     """Write CUB's four tables, and now and then the images too."""
-    images = [f"00{k % 3 + 1}.Bird_{k % 3}/Bird_{k}.jpg" for k in range(9)]
-    for name, lines in {
-        "classes.txt": [f"{k} 00{k}.Bird_{k - 1}" for k in (1, 2, 3)],
-        "images.txt": [f"{k + 1} {name}" for k, name in enumerate(images)],
-        "image_class_labels.txt": [f"{k + 1} {k % 3 + 1}" for k in range(9)],
-        "train_test_split.txt": [f"{k + 1} {int(k < 6)}" for k in range(9)],
-    }.items():
-        text = "\n".join(lines) + "\n"
-        (folder / name).write_bytes(damage_text(rng, text, most=2) if rng.random() < 0.4 else text.encode())
-    for k, name in enumerate(images if rng.random() < 0.1 else ()):
-        place = folder / "images" / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(maybe(rng, 0.3 * (k == 0), pictures()[rng.choice(("colour.jpg", "colour.png"))]))
+    write_cub(folder, a_class=3)
+    for table in folder.glob("*.txt"):
+        if rng.random() < 0.4:
+            table.write_bytes(damage_text(rng, table.read_text(), most=2))
+    if rng.random() < 0.9:
+        shutil.rmtree(folder / "images")
+    else:
+        image = rng.choice(sorted((folder / "images").rglob("*.jpg")))
+        image.write_bytes(maybe(rng, 0.3, image.read_bytes()))
 
 
 def read_cub(folder: Path) -> object:
@@ -114,31 +108,14 @@ def read_cub(folder: Path) -> object:
 
 # --- archives ---------------------------------------------------------------------------------------------------
 
-_MEMBERS = (
-    "set/a.txt", "set/deep/b.txt", "set/deep", "../evil", "/tmp/evil", "set/../../evil", "set\\..\\evil", "set",
-    "set/\x1b[31m", "set/a.txt/c", "other/d", "./set/e", "", ".", "set/\x00", "C:evil", "set/" + "n" * 300,
-)  # fmt: skip
-
 
 def make_archive(rng: Random, folder: Path) -> None:
-    """Write an archive of a folder, with members that climb, link, or claim sizes, and damage it."""
-    buffer = io.BytesIO()
-    chosen = [_MEMBERS[min(rng.randrange(17), rng.randrange(17))] for _ in range(rng.randint(1, 5))]  # mostly sound
-    if packing := rng.choice(("w:gz", "w:gz", "w", "w:bz2", "w:xz", "", "", "", "", "")):
-        with tarfile.open(fileobj=buffer, mode=packing) as tar:
-            for name in chosen:
-                info = tarfile.TarInfo(name)
-                info.type = rng.choice((tarfile.REGTYPE,) * 12 + (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE))
-                info.linkname, info.size = rng.choice(("a.txt", "/etc/passwd", "../..")), rng.choice((0, 5, 2000))
-                tar.addfile(info, io.BytesIO(bytes(info.size)))
-    else:
-        with zipfile.ZipFile(buffer, "w") as archive:
-            for name in dict.fromkeys(chosen):
-                entry = zipfile.ZipInfo(name)
-                entry.external_attr = rng.choice((0o100644, 0o100644, 0o120777, 0o010644)) << 16
-                entry.compress_type = rng.choice((0, 8, 8, 12, 14))
-                archive.writestr(entry, bytes(rng.choice((0, 5, 2_000_000))))
-    (folder / ("a.tgz" if packing else "a.zip")).write_bytes(maybe(rng, 0.5, buffer.getvalue()))
+    """Write a damaged archive of a folder; test_download.py has the members that climb, link or claim sizes."""
+    write_folder(folder / "made" / "set", 2)
+    kind = rng.choice(("gztar", "tar", "bztar", "xztar", "zip", "zip", "zip"))
+    archive = Path(shutil.make_archive(str(folder / "a"), kind, folder / "made"))
+    archive.write_bytes(maybe(rng, 0.8, archive.read_bytes()))
+    shutil.rmtree(folder / "made")
     (folder / "target").mkdir()
 
 
@@ -183,18 +160,11 @@ def pictures() -> dict[str, bytes]:
 def make_image(rng: Random, folder: Path) -> None:
     """Write one picture, whose header, chunks or bytes lie; or a folder of them with one of that kind."""
     name = rng.choice(list(pictures()))
-    data, kind = pictures()[name], rng.random()
-    if kind < 0.15:
-        data, name = _lying_png(rng), "lying.png"
-    elif kind < 0.25:
-        data, name = _lying_jpeg(rng), "lying.jpg"
-    elif kind < 0.95:
-        data = damage_bytes(rng, data)
+    data = rng.choice((_lying_png, _lying_jpeg, *[lambda rng: damage_bytes(rng, pictures()[name])] * 6))(rng)
     if rng.random() < 0.2:
         name = name.rpartition(".")[0] + rng.choice((".jpg", ".png", ".gif", ".tiff", ".JPEG"))
     if rng.random() < 0.06:
-        write_folder(folder / "set", 3)
-        folder = folder / "set" / "dog"
+        folder = write_folder(folder / "set", 3) / "dog"
     (folder / name).write_bytes(data)
 
 
@@ -227,16 +197,16 @@ def png(width: int, height: int, depth: int, colour: int, packed: bytes, more: b
 def _lying_png(rng: Random) -> bytes:
     width, height = (rng.choice((0, 1, 8, 24, 5000, 9000, 65535, 2**31 - 1, 2**32 - 1)) for _ in range(2))
     depth, colour = rng.choice((1, 2, 4, 8, 16, 3, 0)), rng.choice((0, 2, 3, 4, 6, 1, 7))
-    more = rng.choice((
-        b"",
-        _chunk(b"PLTE", rng.randbytes(rng.choice((0, 3, 7, 768, 3000)))),
-        _chunk(b"zTXt", b"words\x00\x00" + zlib.compress(bytes(1 << 20)) * rng.choice((1, 100))),
-        _chunk(b"iCCP", b"profile\x00\x00" + zlib.compress(bytes(10 << 20), 1)),
-        _chunk(b"tRNS", rng.randbytes(rng.choice((0, 1, 6, 300)))),
-        _chunk(b"acTL", struct.pack(">II", rng.choice(INTEGERS) % 2**32, 0)),
-        _chunk(b"eXIf", b"II*\x00" + rng.randbytes(40)),
+    kind, content = rng.choice((
+        (b"PLTE", rng.randbytes(rng.choice((0, 3, 7, 768, 3000)))),
+        (b"zTXt", b"words\x00\x00" + zlib.compress(bytes(1 << 20)) * rng.choice((1, 100))),
+        (b"iCCP", b"profile\x00\x00" + zlib.compress(bytes(10 << 20), 1)),
+        (b"tRNS", rng.randbytes(rng.choice((0, 1, 6, 300)))),
+        (b"acTL", struct.pack(">II", rng.choice(INTEGERS) % 2**32, 0)),
+        (b"eXIf", b"II*\x00" + rng.randbytes(40)),
     ))  # fmt: skip
-    return png(width, height, depth, colour, zlib.compress(bytes(rng.choice((0, 100, 100_000)))), more)
+    packed = zlib.compress(bytes(rng.choice((0, 100, 100_000))))
+    return png(width, height, depth, colour, packed, _chunk(kind, content))
 
 
 def png_of_zeros(width: int, height: int, kind: str = "colour") -> bytes:
@@ -256,11 +226,7 @@ def long_jpeg(height: int, width: int, scans: int = 1) -> bytes:
 
 def _lying_jpeg(rng: Random) -> bytes:
     height, width = (rng.choice((0, 1, 24, 4000, 9000, 65535)) for _ in range(2))
-    if rng.random() < 0.4:
-        return maybe(rng, 0.2, long_jpeg(height, width, rng.choice((1, 1, 10, 1000, 20_000))))
-    data = pictures()[rng.choice(("colour.jpg", "print.jpg"))]
-    place = data.index(b"\xff\xc0") + 5
-    return maybe(rng, 0.2, data[:place] + struct.pack(">HH", height, width) + data[place + 4 :])
+    return maybe(rng, 0.2, long_jpeg(height, width, rng.choice((1, 1, 10, 1000, 20_000))))
 
 
 # --- tables -----------------------------------------------------------------------------------------------------
@@ -291,26 +257,21 @@ def make_npz(rng: Random, folder: Path) -> None:
 
 
 def _array(rng: Random, name: str) -> bytes:
+    """Return an array of this name; its values, or what its header says of them, may be odd."""
     values: NDArray[Any]
     if name == "classes":
-        values = np.array(["cat", "dog", "cow"][: rng.choice((0, 2, 3, 3))], dtype="U3")
+        values = np.array(["cat", "dog", "cow"])
     elif name.lower().startswith("y"):
-        values = np.arange(20) % rng.choice((1, 2, 3, 3, 3, 3, 20))
-        values = values.astype(rng.choice(("<i8", "<i8", "|u1", "<U2", "<f4", "<u8", "|b1")))
-        if rng.random() < 0.2 and values.dtype.kind in "fu":
-            values[7] = rng.choice((255, 0, 7) if values.dtype.kind == "u" else (1e30, np.nan))
-    elif rng.random() < 0.3:
-        values = np.zeros((20, 8, 8), np.uint8)
+        values = (np.arange(20) % 3).astype(rng.choice(("<i8", "<i8", "|u1", "<U2", "<f4", "<u8", "|b1")))
     else:
         values = np.arange(60, dtype=np.float32).reshape(20, 3)
-        values[rng.randrange(20), 1] = rng.choice((1.0,) * 12 + (np.nan, np.inf, 3e38))
+        values[7, 1] = rng.choice((1.0,) * 12 + (np.nan, np.inf, 3e38))
     shape, kind, content, lie = values.shape, values.dtype.str, values.tobytes(), rng.random()
     if lie < 0.06:
         shape = rng.choice((*_SHAPES, (10**12,), (2**62, 8), (-1, 3), (20, 10**9)))
-    elif lie < 0.14:
+    elif lie < 0.2:
         kind, shape = rng.choice(_DTYPES), rng.choice((shape, *_SHAPES))
-        if rng.random() < 0.8:
-            content = bytes(math.prod(shape) * np.dtype(kind).itemsize)
+        content = bytes(math.prod(shape) * np.dtype(kind).itemsize)
     data = npy(kind, shape, content, order=lie > 0.94, version=rng.choice((1,) * 60 + (2, 3, 9)))
     deep = rng.choice((b"",) * 200 + (b"{}", b"[" * 500, b"{'descr': " + b"(" * 2000, b"\0"))
     return maybe(rng, 0.04, data[:10] + deep + data[10:])
@@ -335,25 +296,17 @@ def make_csv(rng: Random, folder: Path) -> None:
 
 
 def make_parquet(rng: Random, folder: Path) -> None:
-    """Write a table of numbers with a label, by pyarrow, and damage it."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+    """Write a table of numbers, of an odd column and of labels, by pyarrow, and damage it."""
     path, count = folder / "a.parquet", rng.choice((0, 1, 10, 10, 10, 300))
-    make_odd = rng.choice((
-        float, float, float, int, str, lambda k: k > 3, lambda k: k or None, lambda k: [k], lambda k: {"a": k},
-        lambda k: b"\xff", lambda k: float("nan"), lambda k: 10**18,
-    ))  # fmt: skip
-    make_label = rng.choice((
-        lambda k: "ab"[k % 2], lambda k: k % 3, lambda k: k % 2 / 1, lambda k: b"x", lambda k: None,
-        lambda k: 2**63 - 1, lambda k: "a" * (300 * (k % 2)), lambda k: float("inf"),
-    ))  # fmt: skip
-    columns = [pa.array([make(k) for k in range(count)]) for make in (float, make_odd, make_label)]
+    odd = rng.choice((1.0, 1.0, 7, "x", True, None, [7], {"a": 7}, b"\xff", float("nan"), 10**18))
+    label = rng.choice((("a", "b"), (0, 1), (0.0, 1.0), (b"x",), (None,), (2**63 - 1,), ("", "a" * 300), (math.inf,)))
+    columns = [pa.array([float(k) for k in range(count)]), pa.array([odd] * count)]
+    columns.append(pa.array([label[k % len(label)] for k in range(count)]))
     if rng.random() < 0.1:
         columns[2] = columns[2].dictionary_encode()
     names = rng.choice((("length", "odd", "label"),) * 6 + (("a", "a", "label"), ("a", "label", "b")))
-    table = pa.Table.from_arrays(columns, names=list(names))
     try:
+        table = pa.Table.from_arrays(columns, names=list(names))
         pq.write_table(table, path, compression=rng.choice(("none", "snappy", "gzip", "zstd")))
     except pa.ArrowException:
         path.write_bytes(b"PAR1PAR1")  # pyarrow itself refuses

@@ -35,13 +35,9 @@ def recipe_of(head: str, network: str) -> Recipe:
 class Stop:
     """Presses Ctrl-C at the end of the second epoch."""
 
-    def start(self, run: Path, recipe: Any, environment: dict[str, Any]) -> None: ...
-
     def epoch(self, row: dict[str, Any]) -> None:
         if row["epoch"] == 2:
             raise KeyboardInterrupt
-
-    def end(self, metrics: dict[str, Any] | None) -> None: ...
 
 
 def digests(path: Path) -> dict[str, str]:
@@ -75,12 +71,9 @@ def test_runs_that_are_the_same_end_in_the_same_bytes(head: str, network: str, t
         train(recipe, tmp_path / "stopped", quiet=True, callbacks=[Stop()])
     assert digests(resume(tmp_path / "stopped", quiet=True).path) == whole
     (tmp_path / "recipe.toml").write_text(recipe.to_toml())
-    code = f"""import json, sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-import torch; torch.set_num_threads({torch.get_num_threads()})
-from pathlib import Path
-from dropmax.workbench.recipes import load_recipe
-from dropmax.workbench.training import train
-from tests.slow.test_determinism import digests
+    code = f"""import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from tests.slow.test_determinism import *
+torch.set_num_threads({torch.get_num_threads()})
 print(json.dumps(digests(train(load_recipe(Path('recipe.toml')), Path('other'), quiet=True).path)))"""
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

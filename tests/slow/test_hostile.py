@@ -25,13 +25,11 @@ from dropmax.workbench.data import load
 from dropmax.workbench.data.npz import read_npz_rows
 from dropmax.workbench.data.unlabelled import Expected, find_inputs, read_inputs
 from dropmax.workbench.export import export
-from dropmax.workbench.files import write_atomically
 from dropmax.workbench.hub import from_pretrained, save_pretrained
 from dropmax.workbench.recipes import load_recipe
 from dropmax.workbench.training import RunDirectory, load_model, resume, train
 from tests.slow.hostile import MODULE, Ground, armed_pickle, command, hostile_run
 from tests.slow.malformed import npy, write_folder
-from tests.slow.malformed_runs import small_recipe
 
 
 @pytest.fixture
@@ -52,23 +50,12 @@ def npz(path: Path, **members: bytes) -> Path:
     return path
 
 
-def objects(payload: bytes) -> bytes:
-    """Return an .npy file of objects, which is a header and a pickle."""
-    return npy("|O", (20,), payload)
-
-
 def put(folder: Path, payload: bytes, *names: str) -> Path:
     """Write the payload under some names in a folder."""
     folder.mkdir(exist_ok=True)
     for name in names:
         (folder / name).write_bytes(payload)
     return folder
-
-
-def run_with(folder: Path, payload: bytes, *names: str) -> RunDirectory:
-    run = RunDirectory.create(folder / "run", small_recipe(), {})
-    put(run.path, payload, *names)
-    return run
 
 
 def predict_from(path: Path) -> object:
@@ -80,7 +67,7 @@ def in_cache(folder: Path, payload: bytes) -> object:
     place = write_folder(folder / "set", 4)
     expected = load(place, image_size=8)
     for cache in Path(os.environ["DROPMAX_CACHE"]).rglob("*.npy"):
-        cache.write_bytes(objects(payload))
+        cache.write_bytes(npy("|O", (20,), payload))
     found = load(place, image_size=8)
     assert torch.equal(found.train.inputs, expected.train.inputs), "the images of a hostile cache were believed"
     return found
@@ -98,16 +85,17 @@ def in_parquet(folder: Path, payload: bytes) -> object:
     return load(folder / "a.parquet")
 
 
+# An .npy file of objects is a header and a pickle.
 SOUND = npy("<f4", (20, 3), bytes(240))
 BINARY_CIFAR = ("data_batch_1.bin", "test_batch.bin", "batches.meta.txt")
 #: How a pickle is handed to a reader in a folder; test_loop.py tries checkpoints, and test_cifar.py the pickled CIFAR.
 CARRIERS: dict[str, Callable[[Path, bytes], object]] = {
-    "the labels of an .npz": lambda at, payload: load(npz(at / "a.npz", x=SOUND, y=objects(payload))),
-    "the inputs of an .npz": lambda at, payload: read_npz_rows(npz(at / "a.npz", x=objects(payload))),
+    "the labels of an .npz": lambda at, payload: load(npz(at / "a.npz", x=SOUND, y=npy("|O", (20,), payload))),
+    "the inputs of an .npz": lambda at, payload: read_npz_rows(npz(at / "a.npz", x=npy("|O", (20,), payload))),
     "the members of an .npz": lambda at, payload: load(npz(at / "a.npz", x=payload, y=payload)),
     "place of an .npz": lambda at, payload: load(put(at, payload, "a.npz") / "a.npz"),
-    "an .npy called .npz": lambda at, payload: load(put(at, objects(payload), "a.npz") / "a.npz"),
-    "an .npy to predict": lambda at, payload: predict_from(put(at, objects(payload), "a.npy") / "a.npy"),
+    "an .npy called .npz": lambda at, payload: load(put(at, npy("|O", (20,), payload), "a.npz") / "a.npz"),
+    "an .npy to predict": lambda at, payload: predict_from(put(at, npy("|O", (20,), payload), "a.npy") / "a.npy"),
     "place of an image": lambda at, payload: predict_from(put(at, payload, "a.png") / "a.png"),
     "place of a model": lambda at, payload: from_pretrained(put(at, payload, "model.safetensors", "pytorch_model.bin")),
     "place of the binary release of CIFAR": lambda at, payload: load(
@@ -115,8 +103,8 @@ CARRIERS: dict[str, Callable[[Path, bytes], object]] = {
     ),
     "the image cache": in_cache,
     "the column types of a Parquet table": in_parquet,
-    "place of a log": lambda at, payload: run_with(at, payload, "metrics.jsonl").metrics(),
-    "place of an origin": lambda at, payload: run_with(at, payload, "environment.json").environment(),
+    "place of a log": lambda at, payload: RunDirectory(put(at / "run", payload, "metrics.jsonl")).metrics(),
+    "place of an origin": lambda at, payload: RunDirectory(put(at / "run", payload, "environment.json")).environment(),
 }
 
 
@@ -253,10 +241,3 @@ def test_a_link_is_not_taken_for_a_checkpoint(tiny: Path, ground: Ground) -> Non
     (tiny / "checkpoint-000001.pt").symlink_to(ground.victim / "diary.txt")
     with pytest.raises(DropMaxError):
         resume(tiny, quiet=True)
-
-
-@pytest.mark.parametrize("name", ["diary.txt", "new.txt"])
-def test_a_report_replaces_a_link(name: str, ground: Ground) -> None:
-    (ground.folder / "report.html").symlink_to(ground.victim / name)
-    write_atomically(ground.folder / "report.html", "a report")
-    assert (ground.folder / "report.html").read_text() == "a report"

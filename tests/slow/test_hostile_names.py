@@ -26,15 +26,9 @@ from tests.slow.hostile import command, write_model
 FEW = 2 if ROUNDS == 1 else None
 #: They set a window's title, clear the screen, write backwards, begin a line of their own, and speak rich's markup.
 ESCAPES = [
-    "\x1b]0;pwned\x07",
-    "\x1b[2J\x1b[H",
-    "\x9b31m",
-    "\u202egnp.\u2066",
-    "a\ndropmax: all is well",
-    "x\rdropmax: all is well",
-    "[/red][link=file:///etc]x[/link][",
-    "\udcff\udcfe",  # bytes that are not text
-][:FEW]
+    "\x1b]0;pwned\x07", "\x1b[2J\x1b[H", "\x9b31m", "\u202egnp.\u2066", "a\ndropmax: all is well",
+    "x\rdropmax: all is well", "[/red][link=file:///etc]x[/link][", "\udcff\udcfe",  # the last: bytes that are not text
+][:FEW]  # fmt: skip
 HTML = [
     '<script>document.title="pwned"</script>',
     '"><img src=x onerror=document.title="pwned">',
@@ -104,10 +98,7 @@ def test_names_of_images_and_classes(name: str, model: Path, tmp_path: Path) -> 
     assert json.loads(see(0, "predict", model, folder, "--format", "json"))[0]["input"].startswith(str(folder))
     path.write_bytes(b"no image")
     see(2, "predict", model, folder)
-
-
-def test_the_data_a_model_names(model: Path) -> None:
-    see(2, "evaluate", model)
+    see(2, "evaluate", model)  # its data has such a name, too, and is not there
     see(2, "explore", "--port", "0", model)
 
 

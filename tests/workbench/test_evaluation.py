@@ -47,13 +47,16 @@ def test_the_masks_it_reports_are_the_heads() -> None:
     assert found["posterior_rivals"] == pytest.approx(q[~target].mean().item(), rel=1e-5)
 
 
-def test_predict_keeps_the_order_and_survives_nothing() -> None:
-    model = Classifier(nn.Identity(), make_head("dropmax", 4, 3))
+def test_predict_keeps_the_order_survives_nothing_and_puts_a_model_back_into_training() -> None:
+    model = Classifier(nn.Identity(), make_head("dropmax", 4, 3)).train()
     batches = rows()
     outputs = predict(model, batches)
     assert torch.equal(outputs.labels, torch.cat([y for _, y in batches]))
     torch.testing.assert_close(outputs.probs, model.predict_proba(torch.cat([x for x, _ in batches])))
     assert predict(model, []).probs.shape == (0, 3)
+    with pytest.raises(ValueError, match="4"):
+        predict(model, [torch.randn(2, 5)])
+    assert model.training
 
 
 @pytest.mark.parametrize("name", ["dropmax", "softmax"])
@@ -79,13 +82,6 @@ def test_predict_is_what_the_head_says_with_or_without_labels(name: str, mode: s
     assert torch.equal(best.values, found.probs.gather(1, best.indices))
     assert found.top(99).indices.shape == (11, 3)
     assert answer(model.head, batches[0][0]).std is None
-
-
-def test_a_model_that_cannot_answer_is_put_back_into_training() -> None:
-    model = Classifier(nn.Identity(), make_head("dropmax", 4, 3)).train()
-    with pytest.raises(ValueError, match="4"):
-        predict(model, [torch.randn(2, 5)])
-    assert model.training
 
 
 # --- the answer of a calibrated model ----------------------------------------------------------------------------
@@ -137,8 +133,7 @@ def test_calibrating_chooses_the_mode_with_the_lowest_scaled_nll(name: str) -> N
 def test_without_rows_a_model_is_not_calibrated() -> None:
     model, x, y = trained()
     calibrate(model, [(x, y)])
-    assert calibrate(model, []) is None
-    assert model.head.calibration is None
+    assert calibrate(model, []) is model.head.calibration is None
     with pytest.raises(InvalidValue, match="has not been calibrated"):
         model.head.predict_proba(x, calibrated=True)
     with pytest.raises(InvalidType, match="calibrated must be True or False, got 'yes'"):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from dropmax import HEADS, Classifier, make_head
 from dropmax.errors import DropMaxError, InvalidType, MissingDependency, RunError
+from dropmax.workbench.backbones import Backbone, Origin
 from dropmax.workbench.data import Split, load
 from dropmax.workbench.export import OUTPUTS, Served, export, raw_shape
 from dropmax.workbench.recipes import load_recipe
@@ -142,7 +143,9 @@ def test_torch_export_crops_and_normalises_and_needs_no_dropmax(tmp_path: Path) 
     program = torch.export.load(file, extra_files=extra)
     _assert_says(json.loads(extra["dropmax"]), trained)
     assert "dropmax" not in str(program.graph)
-    assert_same(program.module(), trained, [torch.randint(256, (n, 3, 12, 12), dtype=torch.uint8) for n in BATCHES])
+    inputs = [torch.randint(256, (n, 3, 12, 12), dtype=torch.uint8) for n in BATCHES]
+    for run in (program.module(), Served(trained)):  # the graph, and what it was made from
+        assert_same(run, trained, inputs)
 
 
 def test_safetensors_is_what_load_model_reads(tmp_path: Path) -> None:
@@ -154,11 +157,6 @@ def test_safetensors_is_what_load_model_reads(tmp_path: Path) -> None:
         assert torch.equal(loaded.model.state_dict()[name], value)
     with safetensors.safe_open(tmp_path / "model.safetensors", framework="pt") as opened:
         _assert_says(json.loads(opened.metadata()["dropmax"]), trained)
-
-
-def test_the_wrapper_in_eager_mode_says_the_same() -> None:
-    trained = model("dropmax", (3, 8, 8), ["a", "b", "c"], 12)
-    assert_same(Served(trained), trained, [torch.randint(256, (5, 3, 12, 12), dtype=torch.uint8)])
 
 
 def test_nothing_is_overwritten_and_mistakes_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,29 +179,24 @@ def test_nothing_is_overwritten_and_mistakes_are_answered(tmp_path: Path, monkey
     assert [path.name for path in tmp_path.iterdir()] == ["mine.safetensors"]
 
 
-def test_a_network_that_no_graph_can_hold_is_named_in_one_line(tmp_path: Path) -> None:
+def test_what_no_graph_can_hold_or_answers_otherwise_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Moody(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x if x.sum() > 0 else -x
 
+    def wrong(content: bytes) -> Callable[[Tensor], dict[str, Tensor]]:
+        return lambda inputs: {name: torch.full((len(inputs), 2), torch.nan) for name in OUTPUTS}
+
     trained = model("softmax", (4,), ["yes", "no"], **{"data.name": "table.csv", "network.hidden": [4]})
+    monkeypatch.setattr("dropmax.workbench.export._torch_runner", wrong)
+    with pytest.raises(RunError, match=r"differs from PyTorch by nan, more than 0\.0001: nothing was written"):
+        export(trained, tmp_path / "x.pt2", format="torch-export")
     trained.model.net = Moody()
     with pytest.raises(RunError, match=r"torch\.export cannot turn this model into a graph: .+") as caught:
         export(trained, tmp_path / "x.pt2", format="torch-export")
     assert "\n" not in str(caught.value)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_graph_that_answers_otherwise_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import dropmax.workbench.export as module
-
-    def wrong(content: bytes) -> Callable[[Tensor], dict[str, Tensor]]:
-        return lambda inputs: {name: torch.full((len(inputs), 2), torch.nan) for name in OUTPUTS}
-
-    monkeypatch.setattr(module, "_torch_runner", wrong)
-    trained = model("softmax", (4,), ["yes", "no"], **{"data.name": "table.csv"})
-    with pytest.raises(RunError, match=r"differs from PyTorch by nan, more than 0\.0001: nothing was written"):
-        export(trained, tmp_path / "x.pt2", format="torch-export")
     assert not list(tmp_path.iterdir())
 
 
@@ -217,12 +210,9 @@ def test_what_cannot_be_exported_is_told_what_can(tmp_path: Path) -> None:
 
 def behind(kind: str, graph: nn.Module | None, monkeypatch: pytest.MonkeyPatch) -> TrainedModel:
     """A model of five features that a pretrained network of this kind makes of 3 x 8 x 8 pixels or of texts."""
-    from dropmax.workbench import export as module
-    from dropmax.workbench.backbones import Backbone, Origin
-
     origin = Origin("small", kind, "small", "1", "abc", "as it is")
     backbone = Backbone(origin, lambda batch: torch.zeros(len(batch), 5), 8, 8, graph)
-    monkeypatch.setattr(module, "reload_backbone", lambda text: backbone)
+    monkeypatch.setattr("dropmax.workbench.export.reload_backbone", lambda text: backbone)
     return replace(model("dropmax", (5,), "abc"), origin=origin.to_json())
 
 

@@ -72,3 +72,17 @@ def test_a_full_disk_leaves_no_half_row_in_the_log(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert (run.path / "metrics.jsonl").read_text() == '{"epoch": 1}\n'
     assert issubclass(CannotWrite, RunError)
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "result.json"
+    write_atomically(path, "old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(CannotWrite, match=r"cannot write .*result\.json: No space left on device"):
+        write_atomically(path, b"new")
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["result.json"]

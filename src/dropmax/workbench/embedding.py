@@ -23,7 +23,7 @@ from dropmax.workbench.data.catalogue import cache_folder
 from dropmax.workbench.data.folders import Listing, list_folder
 from dropmax.workbench.data.images import centre_crop, content_key, decode
 from dropmax.workbench.data.tables import TextTable, read_texts
-from dropmax.workbench.files import check_place, write_atomically
+from dropmax.workbench.files import check_place, filling, write_atomically
 from dropmax.workbench.terminal import progress
 
 _BATCH = 32  # images per step; texts go in batches of 32 times as many
@@ -232,10 +232,5 @@ def _write(out: Path, source: Source, backbone: Backbone, store: _Store) -> None
     if source.kind == "text":
         # For people to read; an array gives every row the memory of the longest, so long texts are cut.
         arrays["text"] = np.array([source.items[row][:_SHOWN] for row in kept])
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as stream:
-            np.savez(stream, **arrays)
-        os.replace(temporary, out)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with filling(out) as place, open(place, "wb") as stream:
+        np.savez(stream, **arrays)

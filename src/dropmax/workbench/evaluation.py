@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -28,8 +28,7 @@ PLAIN_COVERAGE = 0.95
 _LEAST = 0.2
 
 
-def _no_labels() -> Tensor:
-    return torch.empty(0, dtype=torch.long)
+_NO_LABELS = torch.empty(0, dtype=torch.long)
 
 
 @contextmanager
@@ -85,7 +84,7 @@ class Outputs:
 
     probs: Tensor  #: class probabilities (n, K)
     retain: Tensor  #: retain probabilities rho (n, K); ones for a head without masks
-    labels: Tensor = field(default_factory=_no_labels)  #: the labels that came with the inputs; empty without any
+    labels: Tensor = _NO_LABELS  #: the labels that came with the inputs; empty without any
     std: Tensor | None = None  #: standard deviation over the masks (n, K), where asked for, before any temperature
     outside: Tensor | None = None  #: by how much an outside score is above its limit (n,), of calibrated answers only
     calibration: Calibration | None = None  #: what ``probs`` were calibrated with
@@ -207,7 +206,7 @@ def predict(
     parts = []
     with _evaluating(model):
         for batch in batches:
-            x, y = batch if isinstance(batch, (tuple, list)) else (batch, _no_labels())
+            x, y = batch if isinstance(batch, (tuple, list)) else (batch, _NO_LABELS)
             part = answer(model.head, model.net(x), mode=mode, samples=samples, generator=generator, std=std)
             parts.append(Outputs.join([replace(part, labels=y)]))
     if not parts:

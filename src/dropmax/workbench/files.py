@@ -7,6 +7,7 @@ import json
 import os
 import re
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,17 @@ def write_atomically(path: Path, content: bytes | str) -> None:
         if temporary is not None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
+
+
+@contextlib.contextmanager
+def filling(path: Path) -> Iterator[Path]:
+    """Yield a place beside a file that is written piece by piece; it takes the file's place once it is whole."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def parse_json(text: str) -> Any:

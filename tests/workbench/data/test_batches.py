@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dropmax.errors import InvalidValue
-from dropmax.workbench.data import Batches, Split, crop_and_flip, normalise
+from dropmax.workbench.data import Batches, Split, crop_and_flip, normalise, statistics
 
 
 def numbered(count: int, size: int = 6, crop: int | None = None, channels: int = 3) -> Split:
@@ -85,23 +85,18 @@ def windows(image: torch.Tensor, side: int) -> list[torch.Tensor]:
     return cut + [x.flip(2) for x in cut]
 
 
-@pytest.mark.parametrize("augment", ["crop-flip", "resize-crop-flip"])
-def test_augmented_images_are_windows_and_every_window_comes(augment: str) -> None:
+@pytest.mark.parametrize(("augment", "places"), [("crop-flip", 162), ("resize-crop-flip", 18)])
+def test_augmented_images_are_windows_and_every_window_comes(augment: str, places: int) -> None:
     split = numbered(1, size=6, crop=4 if augment == "resize-crop-flip" else None)
     many = Split(split.inputs.expand(4000, -1, -1, -1), torch.zeros(4000, dtype=torch.int64), split.crop)
-    if augment == "crop-flip":
-        allowed = windows(F.pad(split.inputs[0], (4, 4, 4, 4)), 6)
-        assert len(allowed) == 162
-    else:
-        allowed = windows(split.inputs[0], 4)
-        assert len(allowed) == 18
+    image = split.inputs[0]
+    allowed = windows(F.pad(image, (4, 4, 4, 4)), 6) if augment == "crop-flip" else windows(image, 4)
+    assert len(allowed) == places
     index = {x.numpy().tobytes(): n for n, x in enumerate(allowed)}
     ((images, _),) = pixels(Batches(many, 4000, **PLAIN, augment=augment, generator=generator()))
-    counts = torch.tensor([index[x.numpy().tobytes()] for x in images]).bincount(minlength=len(allowed))
-    expected = 4000 / len(allowed)
-    chi_squared = float(((counts - expected) ** 2 / expected).sum())
-    degrees = len(allowed) - 1
-    assert chi_squared < degrees + 5 * (2 * degrees) ** 0.5  # uniform over places and mirrorings
+    counts = torch.tensor([index[x.numpy().tobytes()] for x in images]).bincount(minlength=places)
+    chi_squared = float(((counts - 4000 / places) ** 2 / (4000 / places)).sum())
+    assert chi_squared < places - 1 + 5 * (2 * (places - 1)) ** 0.5  # uniform over places and mirrorings
 
 
 @pytest.mark.parametrize(("size", "crop", "first"), [(72, 64, 4), (9, 8, 0), (11, 8, 1)])
@@ -136,8 +131,6 @@ def test_the_state_of_the_generator_decides() -> None:
 
 
 def test_normalised_epoch_has_mean_zero_and_variance_one() -> None:
-    from dropmax.workbench.data import statistics
-
     split = numbered(40)
     x = torch.cat([x for x, _ in Batches(split, 7, *statistics(split.inputs))])
     assert x.dtype == torch.float32
@@ -145,48 +138,32 @@ def test_normalised_epoch_has_mean_zero_and_variance_one() -> None:
     torch.testing.assert_close(x.var((0, 2, 3), correction=0), torch.ones(3), atol=1e-5, rtol=0)
 
 
-def test_features_are_normalised_and_never_changed_in_place() -> None:
-    features = torch.randn(10, 4) * 3 + 1
-    before = features.clone()
-    x = normalise(features, (1.0,) * 4, (3.0,) * 4)
-    torch.testing.assert_close(x, (before - 1) / 3)
-    assert torch.equal(features, before)
-    ((batch, _),) = Batches(Split(features, torch.arange(10)), 10, (1.0,) * 4, (3.0,) * 4)
-    torch.testing.assert_close(batch, x)
-
-
-def test_normalise_pixels() -> None:
-    images = numbered(4).inputs
+def test_normalise_is_the_formula_and_changes_nothing_in_place() -> None:
+    images, features = numbered(4).inputs, torch.randn(10, 4) * 3 + 1
     expected = (images.double() / 255 - torch.tensor([0.1, 0.2, 0.3]).view(3, 1, 1)) / 0.5
     torch.testing.assert_close(normalise(images, (0.1, 0.2, 0.3), (0.5,) * 3), expected.float())
+    before = features.clone()
+    ((batch, _),) = Batches(Split(features, torch.arange(10)), 10, (1.0,) * 4, (3.0,) * 4)
+    torch.testing.assert_close(batch, (before - 1) / 3)
+    assert torch.equal(features, before)
     with pytest.raises(InvalidValue, match=r"one value per channel or feature, \(3,\), but have \(1,\)"):
         normalise(images, (0.1,), (0.5,))
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "ranks", "says"),
     [
-        ({"augment": "crop-flop"}, "unknown augment 'crop-flop': did you mean 'crop-flip'"),
-        ({"batch_size": 0}, "batch_size must be at least 1, not 0"),
-        ({"augment": "resize-crop-flip"}, "needs images stored larger than their crop"),
-        ({"split": Split(torch.zeros(2, 3), torch.arange(2)), "augment": "crop-flip"}, "features take 'none'"),
-        ({"std": (0.0, 1.0, 1.0)}, "std must be positive, not 0.0"),
+        ({"augment": "crop-flop"}, (0, 1), "unknown augment 'crop-flop': did you mean 'crop-flip'"),
+        ({"batch_size": 0}, (0, 1), "batch_size must be at least 1, not 0"),
+        ({"augment": "resize-crop-flip"}, (0, 1), "needs images stored larger than their crop"),
+        ({"split": Split(torch.zeros(2, 3), torch.arange(2)), "augment": "crop-flip"}, (0, 1), "features take 'none'"),
+        ({"std": (0.0, 1.0, 1.0)}, (0, 1), "std must be positive, not 0.0"),
+        ({}, (2, 2), "rank must be 0 to world_size - 1 = 1, not 2"),
+        ({}, (0, 3), "batch_size 8 is not a multiple of world_size 3"),
+        ({"shuffle": True}, (0, 2), "several ranks need a generator"),
+        ({"augment": "crop-flip"}, (0, 2), "several ranks need a generator"),
     ],
 )
-def test_settings_that_make_no_sense(settings: dict[str, object], says: str) -> None:
+def test_settings_that_make_no_sense(settings: dict[str, Any], ranks: tuple[int, int], says: str) -> None:
     with pytest.raises(InvalidValue, match=says):
-        Batches(**{"split": numbered(3), "batch_size": 8, **PLAIN, **settings})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("settings", "rank", "world_size", "says"),
-    [
-        ({}, 2, 2, "rank must be 0 to world_size - 1 = 1, not 2"),
-        ({}, 0, 3, "batch_size 8 is not a multiple of world_size 3"),
-        ({"shuffle": True}, 0, 2, "several ranks need a generator"),
-        ({"augment": "crop-flip"}, 0, 2, "several ranks need a generator"),
-    ],
-)
-def test_ranks_that_make_no_sense(settings: dict[str, Any], rank: int, world_size: int, says: str) -> None:
-    with pytest.raises(InvalidValue, match=says):
-        Batches(numbered(3), 8, **PLAIN, **settings).of_rank(rank, world_size)
+        Batches(**{"split": numbered(3), "batch_size": 8, **PLAIN, **settings}).of_rank(*ranks)

@@ -44,16 +44,23 @@ def hundred(folder: Path) -> None:
 def test_cifar100_has_fine_labels_and_superclasses(tmp_path: Path) -> None:
     hundred(tmp_path / "cifar-100-binary")
     data = load("cifar-100", data_dir=tmp_path, validation_size=0)
-    assert data.num_classes == 100
-    assert data.classes[42] == "fine42"
+    assert (data.num_classes, data.classes[42]) == (100, "fine42")
     assert data.coarse is not None
     assert data.coarse_classes is not None
     assert data.coarse_classes[data.coarse[42]] == "coarse2"
     assert data.train.labels.tolist() == list(range(100)) * 2
 
 
-def test_contradicting_superclasses_are_damage(tmp_path: Path) -> None:
+def test_what_is_missing_or_does_not_fit_is_named(tmp_path: Path) -> None:
+    write_cifar(tmp_path / "test_batch.bin", [(0,)])
+    with pytest.raises(DataError, match=r"has no data_batch_1.bin"):
+        load("cifar-10", data_dir=tmp_path)
     hundred(tmp_path)
+    with pytest.raises(InvalidValue, match="image_size is for image folders"):
+        load("cifar-100", data_dir=tmp_path, image_size=64)
+    (tmp_path / "fine_label_names.txt").write_text("cat\ndog\n")
+    with pytest.raises(DataError, match=r"fine_label_names.txt holds 2 class names, but there are 100 classes"):
+        load("cifar-100", data_dir=tmp_path)
     write_cifar(tmp_path / "test.bin", [((k + 1) % 20, k) for k in range(100)])
     with pytest.raises(DataError, match=r"test.bin puts class 0 in superclass 1 in record 0, and elsewhere in 0"):
         load("cifar-100", data_dir=tmp_path)
@@ -83,18 +90,6 @@ def test_the_pickled_release_is_refused(tmp_path: Path) -> None:
     for name in ("cifar-10", "cifar-100"):
         with pytest.raises(DataError, match=f"python release of {name}, made of pickles.*dropmax data fetch {name}"):
             load(name, data_dir=tmp_path)
-
-
-def test_missing_pieces_are_named(tmp_path: Path) -> None:
-    write_cifar(tmp_path / "test_batch.bin", [(0,)])
-    with pytest.raises(DataError, match=r"has no data_batch_1.bin"):
-        load("cifar-10", data_dir=tmp_path)
-    hundred(tmp_path)
-    (tmp_path / "fine_label_names.txt").write_text("cat\ndog\n")
-    with pytest.raises(DataError, match=r"fine_label_names.txt holds 2 class names, but there are 100 classes"):
-        load("cifar-100", data_dir=tmp_path)
-    with pytest.raises(InvalidValue, match="image_size is for image folders"):
-        load("cifar-100", data_dir=tmp_path, image_size=64)
 
 
 @pytest.mark.parametrize(

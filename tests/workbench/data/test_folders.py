@@ -65,30 +65,22 @@ def test_files_that_are_no_images_are_noted_and_hidden_ones_ignored(tmp_path: Pa
     assert listing.notes == ["1 files are not images by their suffix and were left out: cat/README.txt"]
 
 
-def unknown_in_test(root: Path) -> None:
-    image_folder(root / "train", {"cat": 3, "dog": 3})
-    image_folder(root / "test", {"cat": 3, "fox": 3})
-
-
-def empty_class(root: Path) -> None:
-    image_folder(root, {"cat": 3, "dog": 3})
-    (root / "fox").mkdir()
-
-
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("classes", "size", "says"),
     [
-        (lambda root: root.mkdir(), "has no folders in it"),
-        (lambda root: image_folder(root, {"cat": 3}), "has the one class 'cat'"),
-        (empty_class, "fox has no images in it"),
-        (unknown_in_test, "test/fox is a class that is not in training"),
-        (lambda root: image_folder(root, {"cat": 1, "dog": 1}), "at most 0 can be held out"),
+        ({}, 8, "has no folders in it"),
+        ({"cat": 3}, 8, "has the one class 'cat'"),
+        ({"cat": 3, "dog": 3, "fox": 0}, 8, "fox has no images in it"),
+        ({"train/cat": 3, "train/dog": 3, "test/cat": 3, "test/fox": 3}, 8, "test/fox is a class that is not in train"),
+        ({"cat": 1, "dog": 1}, 8, "at most 0 can be held out"),
+        ({"cat": 5, "dog": 5}, 3, "image_size must be 8 to 2048 pixels, not 3"),
     ],
 )
-def test_folders_that_cannot_be_used(tmp_path: Path, make: Callable[[Path], object], says: str) -> None:
-    make(tmp_path / "pets")
-    with pytest.raises(DataError, match=says) as caught:
-        load(tmp_path / "pets", image_size=8)
+def test_folders_that_cannot_be_used(tmp_path: Path, classes: dict[str, int], size: int, says: str) -> None:
+    for name in classes:
+        (tmp_path / name).mkdir(parents=True)
+    with pytest.raises((DataError, InvalidValue), match=says) as caught:
+        load(image_folder(tmp_path, classes), image_size=size)
     assert "\n" not in str(caught.value)
 
 
@@ -141,18 +133,23 @@ def test_damaged_tables_of_cub(tmp_path: Path, file: str, old: str | None, new: 
         load("cub", data_dir=tmp_path)
 
 
+def write_awa(root: Path, first: str, *counts: int) -> Path:
+    """Write so many pictures of two animals, numbered from ``first`` with its digits."""
+    for name, count in zip(("antelope", "grizzly+bear"), counts, strict=True):
+        for n in range(count):
+            picture(root / "JPEGImages" / name / f"{name}_{int(first) + n:0{len(first)}}.jpg", (0, 10 * n, 0))
+    return root
+
+
 def test_awa2_tests_on_fifty_a_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folders_module, "AWA_TEST_A_CLASS", 5)
-    root = tmp_path / "Animals_with_Attributes2" / "JPEGImages"
-    for k, name in enumerate(["antelope", "grizzly+bear"]):
-        for n in range(12 + 10 * k):
-            picture(root / name / f"{name}_{10001 + n}.jpg", (0, 10 * n, 0))
+    root = write_awa(tmp_path / "Animals_with_Attributes2", "10001", 12, 22)
     first, other = load("awa2", data_dir=tmp_path, image_size=8), load("awa2", data_dir=tmp_path, image_size=8, seed=1)
     assert first.classes == ("antelope", "grizzly bear")
     assert first.test.labels.bincount().tolist() == [5, 5]
     assert torch.equal(first.test.inputs, other.test.inputs)
     assert len(first.train) + len(first.validation) == 24
-    for path in sorted((root / "antelope").iterdir())[:8]:
+    for path in sorted((root / "JPEGImages" / "antelope").iterdir())[:8]:
         path.unlink()
     with pytest.raises(DataError, match="antelope has 4 images, but 5 per class are for testing"):
         load("awa2", data_dir=tmp_path)
@@ -160,31 +157,20 @@ def test_awa2_tests_on_fifty_a_class(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_awa_is_read_from_its_own_folder_and_never_from_awa2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folders_module, "AWA_TEST_A_CLASS", 5)
-    with pytest.raises(
-        DataError, match=r"awa are no longer distributed .* put JPEGImages in .*Animals_with_Attributes;"
-    ):
-        load("awa", data_dir=tmp_path)
-    with pytest.raises(DataError, match="awa are no longer distributed"):
-        fetch("awa", tmp_path)
-    for folder, first in (("Animals_with_Attributes", "0001"), ("Animals_with_Attributes2", "10001")):
-        for name in ("antelope", "grizzly+bear"):
-            for n in range(12):
-                file = f"{name}_{int(first) + n:0{len(first)}}.jpg"
-                picture(tmp_path / folder / "JPEGImages" / name / file, (0, 10 * n, 0))
+    gone = r"awa are no longer distributed .* put JPEGImages in .*Animals_with_Attributes;"
+    for call in (lambda: load("awa", data_dir=tmp_path), lambda: fetch("awa", tmp_path)):
+        with pytest.raises(DataError, match=gone):
+            call()
+    own = write_awa(tmp_path / "Animals_with_Attributes", "0001", 12, 12)
+    second = write_awa(tmp_path / "Animals_with_Attributes2", "10001", 12, 12)
     data = load("awa", data_dir=tmp_path, image_size=8)
     assert data.test.labels.bincount().tolist() == [5, 5]
     assert data.notes == ("AWA has 30,475 images, and 24 were found",)
     assert {finding.status for finding in check("awa", tmp_path)} == {"ok"}
-    (tmp_path / "Animals_with_Attributes").rename(tmp_path / "away")
-    (tmp_path / "Animals_with_Attributes2").rename(tmp_path / "Animals_with_Attributes")
+    own.rename(tmp_path / "away")
+    second.rename(own)
     with pytest.raises(DataError, match=r"antelope_10001\.jpg is an image of AWA2, not of AWA: load it as awa2"):
         load("awa", data_dir=tmp_path, image_size=8)
-
-
-def test_image_size_is_checked(tmp_path: Path) -> None:
-    image_folder(tmp_path, {"cat": 5, "dog": 5})
-    with pytest.raises(InvalidValue, match="image_size must be 8 to 2048 pixels, not 3"):
-        load(tmp_path, image_size=3)
 
 
 def test_the_real_cub(real: Callable[[str], Path]) -> None:

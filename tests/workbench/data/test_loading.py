@@ -24,12 +24,6 @@ def test_unknown_names(name: str, says: str) -> None:
         load(name)
 
 
-def test_a_file_of_another_kind(tmp_path: Path) -> None:
-    (tmp_path / "a.pkl").write_bytes(b"\x80\x02.")
-    with pytest.raises(DataError, match=r"of a kind that cannot be read: give an image folder or a .npz, .csv"):
-        load(tmp_path / "a.pkl")
-
-
 @pytest.mark.parametrize("name", [name for name, known in NAMES.items() if known.source])
 def test_a_set_that_is_not_there_says_what_to_do(tmp_path: Path, name: str) -> None:
     says = f"{name} was not found in .*run `dropmax data fetch .*DROPMAX_DATA"
@@ -46,7 +40,10 @@ def test_a_name_wins_over_a_folder_of_that_name(tmp_path: Path, monkeypatch: pyt
     assert load("./mnist-1k", image_size=8).num_classes == 2
 
 
-def test_a_data_directory_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.pkl").write_bytes(b"\x80\x02.")
+    with pytest.raises(DataError, match=r"of a kind that cannot be read: give an image folder or a .npz, .csv"):
+        load(tmp_path / "a.pkl")
     monkeypatch.setattr("os.access", lambda path, mode: False)  # the tests may run as root, whom no permission stops
     with pytest.raises(DataError, match=r"the data directory .* cannot be read: check its permissions"):
         load("cub", data_dir=tmp_path)

@@ -79,10 +79,7 @@ def with_nan() -> np.ndarray:
     [
         ({"data": X}, "has the arrays data, but x and y, or x_train and y_train, are needed"),
         ({"x": X}, "has the array 'x' but not 'y'"),
-        (
-            {"x": X, "y": Y, "z": Y},
-            "has the array 'z', which is not one of backbone, classes, names, split, text, x, y",
-        ),
+        ({"x": X, "y": Y, "z": Y}, "array 'z', which is not one of backbone, classes, names, split, text, x, y"),
         ({"x": X, "y": Y[:5]}, "x has 8 rows, but y has 5"),
         ({"x": with_nan(), "y": Y}, "x row 2, column 1 is nan, which is not finite"),
         ({"x": X * 1e300, "y": Y}, "which is not finite"),
@@ -143,11 +140,8 @@ def test_csv(tmp_path: Path) -> None:
         for row, label in zip(split.inputs, split.labels, strict=True):
             assert int(row[0]) % 2 == int(label)
             assert float(row[1]) == pytest.approx(-float(row[0]) / 10)
-
-
-def test_csv_numbers_as_labels_sort_as_numbers(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,label\n1,10\n2,9\n")
-    assert read_table(tmp_path / "a.csv").classes == ("9", "10")
+    assert read_table(tmp_path / "a.csv").classes == ("9", "10"), "numbers sort as numbers"
 
 
 @pytest.mark.parametrize(
@@ -200,22 +194,18 @@ def test_parquet(tmp_path: Path, labels: Any) -> None:
         ({"x": [1.0, float("inf")], "label": [0, 1]}, "row 1, column 'x': inf is not finite"),
         ({"x": [1, 2], "label": [0.5, 1.0]}, "label holds 0.5"),
         ({"x": pyarrow.array([], "float32"), "label": pyarrow.array([], "int64")}, "has no rows"),
+        (None, r"a.parquet cannot be read as a Parquet table"),
     ],
 )
-def test_parquet_tables_that_cannot_be_used(tmp_path: Path, columns: dict[str, Any], says: str) -> None:
-    with pytest.raises(DataError, match=says):
-        load(write_parquet(tmp_path / "a.parquet", **columns))
-
-
-def test_a_file_that_is_no_parquet(tmp_path: Path) -> None:
-    (tmp_path / "a.parquet").write_text("x,label\n")
-    with pytest.raises(DataError, match=r"a.parquet cannot be read as a Parquet table") as caught:
-        load(tmp_path / "a.parquet")
+def test_parquet_tables_that_cannot_be_used(
+    tmp_path: Path, columns: dict[str, Any] | None, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_parquet(tmp_path / "a.parquet", **(columns or {}))
+    if columns is None:
+        path.write_text("x,label\n")
+    with pytest.raises(DataError, match=says) as caught:
+        load(path)
     assert "\n" not in str(caught.value)
-
-
-def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_parquet(tmp_path / "a.parquet", x=[1, 2], label=[0, 1])
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(MissingDependency, match=r"reading a.parquet needs pyarrow.*dropmax\[parquet\]"):
         read_table(path)

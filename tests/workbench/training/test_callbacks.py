@@ -15,7 +15,7 @@ import torch
 from dropmax.errors import DropMaxError, MissingDependency
 from dropmax.workbench.recipes import Recipe, load_recipe
 from dropmax.workbench.training import Callback, MLflow, RunDirectory, TensorBoard, WandB, resume, train
-from dropmax.workbench.training.callbacks import Callbacks, make_callbacks, scalars
+from dropmax.workbench.training.callbacks import make_callbacks, scalars
 
 EPOCHS = 3
 
@@ -66,10 +66,13 @@ class Stopper(Recorder):
         raise KeyboardInterrupt
 
 
-class Gambler(Recorder):
-    """Draws random numbers, and tampers with what it is shown."""
+class Gambler:
+    """Derives from nothing, has one method only, draws random numbers, and tampers with what it is shown."""
+
+    epochs = 0
 
     def epoch(self, row: dict[str, Any]) -> None:
+        self.epochs += 1
         torch.manual_seed(123)
         torch.rand(10)
         row["train"].clear()
@@ -87,16 +90,6 @@ class Broken(Recorder):
         return object.__getattribute__(self, name)
 
 
-def test_a_callback_is_told_of_everything(tmp_path: Path) -> None:
-    recorder = Recorder()
-    run = train(small(), tmp_path / "run", quiet=True, callbacks=[recorder])
-    names = [name for name, _ in recorder.calls]
-    assert names == ["start", *["epoch"] * EPOCHS, "end"]
-    assert recorder.calls[0][1][:2] == (run.path, "dropmax")
-    assert [row for name, row in recorder.calls if name == "epoch"] == run.metrics()
-    assert recorder.calls[-1][1] == run.metrics()[-1]
-
-
 @pytest.mark.parametrize("where", ["start", "epoch", "end"])
 def test_a_callback_that_raises_costs_a_line_and_not_the_run(
     where: str, plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -107,13 +100,6 @@ def test_a_callback_that_raises_costs_a_line_and_not_the_run(
     assert len(after.calls) == EPOCHS + 2, "the one behind it was not told"
     lines = capsys.readouterr().err.strip().splitlines()
     assert lines == ["dropmax: Broken failed and gets no more calls: ConnectionError: the server is not there"]
-
-
-def test_what_a_callback_does_changes_nothing(plain: Path, tmp_path: Path) -> None:
-    recorder = Recorder()
-    run = train(small(), tmp_path / "run", quiet=True, callbacks=[Gambler(), recorder])
-    assert contents(run.path) == contents(plain)
-    assert [row for name, row in recorder.calls if name == "epoch"] == run.metrics()
 
 
 class Steps(Recorder):
@@ -131,10 +117,20 @@ class Steps(Recorder):
             raise KeyboardInterrupt
 
 
-def test_a_callback_is_told_of_every_step_and_the_losses_are_those_of_the_log(plain: Path, tmp_path: Path) -> None:
+def test_a_callback_is_told_of_everything_and_changes_nothing(
+    plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gambler: Any = Gambler()
     steps = Steps()
-    run = train(small(), tmp_path / "run", quiet=True, callbacks=[steps])
+    run = train(small(), tmp_path / "run", quiet=True, callbacks=[gambler, steps])
     assert contents(run.path) == contents(plain)
+    assert gambler.epochs == EPOCHS
+    assert capsys.readouterr().err == ""
+    others = [(name, about) for name, about in steps.calls if name != "step"]
+    assert [name for name, _ in others] == ["start", *["epoch"] * EPOCHS, "end"]
+    assert others[0][1][:2] == (run.path, "dropmax")
+    assert [row for name, row in others if name == "epoch"] == run.metrics()
+    assert others[-1][1] == run.metrics()[-1]
     told = [about for name, about in steps.calls if name == "step"]
     assert [number for number, _ in told] == list(range(1, 2 * EPOCHS + 1))
     for row in run.metrics():
@@ -143,45 +139,19 @@ def test_a_callback_is_told_of_every_step_and_the_losses_are_those_of_the_log(pl
             assert sum(terms[name] for terms in both) / 2 == pytest.approx(value, rel=1e-5), name
 
 
-class Bare:
-    """Has one method only, and derives from nothing."""
-
-    epochs = 0
-
-    def epoch(self, row: dict[str, Any]) -> None:
-        self.epochs += 1
-
-
-def test_methods_may_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bare: Any = Bare()
-    train(small(), tmp_path / "run", quiet=True, callbacks=[Steps(), bare])
-    assert bare.epochs == EPOCHS
-    assert capsys.readouterr().err == ""
-
-
 @pytest.mark.parametrize("stop_after", [1, 2, 3])
 def test_a_run_stopped_after_any_step_ends_with_the_same_bytes(stop_after: int, plain: Path, tmp_path: Path) -> None:
+    stopped, steps = Steps(stop_after), Steps()
     with pytest.raises(DropMaxError, match="stopped after"):
-        train(small(), tmp_path / "run", quiet=True, callbacks=[Steps(stop_after)])
+        train(small(), tmp_path / "run", quiet=True, callbacks=[stopped])
+    assert stopped.calls[-1] == ("end", None)
     state = RunDirectory(tmp_path / "run").load_checkpoint()
     assert state is not None
     assert 2 * state["epoch"] + state["step"] == stop_after  # an epoch has two steps
-    steps = Steps()
     resume(tmp_path / "run", quiet=True, callbacks=[steps])
     assert contents(tmp_path / "run") == contents(plain)
     assert [about[0] for name, about in steps.calls if name == "step"] == list(range(stop_after + 1, 2 * EPOCHS + 1))
-
-
-def test_an_interrupted_run_says_so_and_a_resumed_one_goes_on(plain: Path, tmp_path: Path) -> None:
-    stopper, recorder = Stopper(), Recorder()
-    with pytest.raises(DropMaxError, match="stopped after"):
-        train(small(), tmp_path / "run", quiet=True, callbacks=[stopper])
-    assert stopper.calls[-1] == ("end", None)
-    resume(tmp_path / "run", quiet=True, callbacks=[recorder])
-    assert contents(tmp_path / "run") == contents(plain)
-    epochs = [row["epoch"] for name, row in recorder.calls if name == "epoch"]
-    assert epochs == [2, 3], "the first was done when it was interrupted"
-    assert recorder.calls[0] == stopper.calls[0], "it is told of the same environment"
+    assert steps.calls[0] == stopped.calls[0], "it is told of the same environment"
 
 
 # --- the three logs, read back -----------------------------------------------------------------------------------
@@ -207,13 +177,7 @@ def test_tensorboard(tmp_path: Path) -> None:
     wanted = stop_and_go_on(TensorBoard, tmp_path / "run")
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
-    found: dict[int, dict[str, float]] = {}
-    for name in events.Tags()["scalars"]:
-        points = events.Scalars(name)
-        assert len({point.step for point in points}) == len(points), "an epoch is there twice"
-        for point in points:
-            found.setdefault(point.step, {})[name] = point.value
-    _assert_close(found, wanted, 1e-6)
+    _assert_close(by_epoch({name: events.Scalars(name) for name in events.Tags()["scalars"]}), wanted, 1e-6)
 
 
 def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,17 +187,21 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = stop_and_go_on(MLflow, tmp_path / "run", tracking_uri=store, experiment="digits")
     client = mlflow.MlflowClient(tracking_uri=store)
     (run,) = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
-    assert run.info.status == "FINISHED"
-    assert run.info.run_name == "run"
+    assert (run.info.status, run.info.run_name) == ("FINISHED", "run")
     assert run.data.params["head.name"] == "dropmax"
     assert run.data.params["training.epochs"] == str(EPOCHS)
+    points = {name: client.get_metric_history(run.info.run_id, name) for name in run.data.metrics}
+    _assert_close(by_epoch(points), wanted, 0)
+
+
+def by_epoch(curves: dict[str, list[Any]]) -> dict[int, dict[str, float]]:
+    """Return the values of the points of some curves by epoch, each of which must be there once."""
     found: dict[int, dict[str, float]] = {}
-    for name in run.data.metrics:
-        points = client.get_metric_history(run.info.run_id, name)
+    for name, points in curves.items():
         assert len({point.step for point in points}) == len(points), "an epoch is there twice"
         for point in points:
             found.setdefault(point.step, {})[name] = point.value
-    _assert_close(found, wanted, 0)
+    return found
 
 
 def test_wandb(tmp_path: Path) -> None:
@@ -302,10 +270,3 @@ def test_a_missing_log_is_known_before_anything_is_made(tmp_path: Path, monkeypa
     with pytest.raises(MissingDependency):
         train(small(), tmp_path / "run", tensorboard=True, quiet=True)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_plain_class_is_a_callback() -> None:
-    watcher: Callback = Recorder()
-    several = Callbacks([watcher])
-    several.tell("end", None)
-    assert watcher.calls == [("end", None)]  # type: ignore[attr-defined]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import io
 import math
 import os
 import pickle
+import shutil
 import signal
 import socket
 import subprocess
@@ -53,25 +54,15 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_directory_a_person_understands(finished: Path) -> None:
-    names = sorted(p.name for p in finished.iterdir())
-    assert names == [
-        "calibration.json",
-        "checkpoint-000003.pt",
-        "checkpoint-000004.pt",
-        "data.json",
-        "environment.json",
-        "metrics.jsonl",
-        "model.safetensors",
-        "recipe.toml",
-    ]
+    files = "calibration.json checkpoint-000003.pt checkpoint-000004.pt data.json environment.json"
+    assert sorted(p.name for p in finished.iterdir()) == [*files.split(), *FILES]
     rows = RunDirectory(finished).metrics()
     assert [row["epoch"] for row in rows] == [1, 2, 3, 4]
     assert set(rows[0]["train"]) == {"total", "cross_entropy", "kl", "entropy", "auxiliary"}
     assert "validation" not in rows[0]
     assert {"error", "nll", "ece", "total", "kl"} <= set(rows[1]["validation"])
     assert 0 < rows[1]["masks"]["retain_rivals"] < 1
-    environment = json.loads((finished / "environment.json").read_text())
-    assert {"command", "commit", "versions", "machine", "seeds"} <= set(environment)
+    assert {"command", "commit", "versions", "machine", "seeds"} <= set(RunDirectory(finished).environment())
 
 
 def test_the_recipe_in_the_run_repeats_it(finished: Path, tmp_path: Path) -> None:
@@ -98,15 +89,9 @@ def test_it_learns(tmp_path: Path) -> None:
     assert on_target > (rho.sum(-1).mean() - on_target) / 9 + 0.2
 
 
-def start(arguments: list[str], **options: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "dropmax", "train", *arguments, "--threads", "1"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | options.pop("env", {}),
-        **options,
-    )
+def start(*arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "dropmax", "train", *map(str, arguments), "--threads", "1"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def write_recipe(path: Path, recipe: Recipe) -> Path:
@@ -126,7 +111,7 @@ def test_after_kill_9_at_any_moment_a_resumed_run_ends_with_the_same_bytes(tmp_p
     torch.set_num_threads(1)
     train(recipe, tmp_path / "whole", quiet=True)
     run = tmp_path / "killed"
-    worker = start(["--recipe", str(file), "--out", str(run)])
+    worker = start("--recipe", file, "--out", run)
     wait_for(run, "checkpoint-000002.pt", worker)
     worker.kill()
     worker.wait()
@@ -136,7 +121,7 @@ def test_after_kill_9_at_any_moment_a_resumed_run_ends_with_the_same_bytes(tmp_p
     with open(run / "metrics.jsonl", "a") as log:
         log.write('{"epoch": 99}\n')
     for delay in (3.5, 60.0):
-        worker = start(["--resume", str(run)])
+        worker = start("--resume", run)
         try:
             worker.wait(timeout=delay)
             assert worker.returncode == 0, worker.stderr.read() if worker.stderr else ""
@@ -151,7 +136,7 @@ def test_after_kill_9_at_any_moment_a_resumed_run_ends_with_the_same_bytes(tmp_p
 def test_ctrl_c_ends_with_a_checkpoint_and_says_how_to_go_on(signal_: signal.Signals, tmp_path: Path) -> None:
     recipe = small(training__epochs=400, training__checkpoint_seconds=3600.0)
     run = tmp_path / "run"
-    worker = start(["--recipe", str(write_recipe(tmp_path / "r.toml", recipe)), "--out", str(run)])
+    worker = start("--recipe", write_recipe(tmp_path / "r.toml", recipe), "--out", run)
     wait_for(run, "metrics.jsonl", worker)
     while len(RunDirectory(run).metrics()) < 2:
         time.sleep(0.01)
@@ -188,14 +173,14 @@ def test_two_nodes_without_a_shared_disk_learn_what_one_learns(tmp_path: Path) -
     file = write_recipe(tmp_path / "recipe.toml", recipe)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+        port = free.getsockname()[1]
     nodes = []
     for rank in range(2):
-        (tmp_path / f"node{rank}").mkdir()
-        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(rank)]
-        command += ["--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", port, "-m", "dropmax"]
-        command += ["train", "--recipe", str(file), "--out", "two", "--threads", "1"]
         place = tmp_path / f"node{rank}"
+        place.mkdir()
+        launch = f"--nnodes 2 --node-rank {rank} --nproc-per-node 1 --master-addr 127.0.0.1 --master-port {port}"
+        command = [sys.executable, "-m", "torch.distributed.run", *launch.split(), "-m", "dropmax"]
+        command += ["train", "--recipe", str(file), "--out", "two", "--threads", "1"]
         nodes.append(subprocess.Popen(command, cwd=place, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
     for node in nodes:
         said, errors = node.communicate(timeout=300)
@@ -326,10 +311,13 @@ def test_every_epoch_flushes_subnormals(tmp_path: Path, monkeypatch: pytest.Monk
     assert not any(((x != 0) & (x.abs() < 1e-3)).any() for x in weights.values())
 
 
-def test_a_run_trained_further_is_the_run_that_was_planned_longer(finished: Path, tmp_path: Path) -> None:
+def test_a_run_trained_further_is_the_run_that_was_planned_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     constant = {"training__milestones": ()}  # where the learning rate does not depend on the number of epochs
     long = train(small(**constant, training__epochs=6), tmp_path / "long", quiet=True)
     short = train(small(**constant), tmp_path / "short", quiet=True)
+    killed = Path(shutil.copytree(short.path, tmp_path / "killed"))
     resume(short.path, quiet=True)  # nothing is left to do
     assert len(short.metrics()) == 4
     resume(short.path, epochs=6, quiet=True)
@@ -338,27 +326,21 @@ def test_a_run_trained_further_is_the_run_that_was_planned_longer(finished: Path
         resume(short.path, epochs=5, quiet=True)
     assert contents(short.path) == contents(long.path)
 
-
-def test_a_run_to_be_trained_further_goes_on_after_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    constant = {"training__milestones": ()}
-    long = train(small(**constant, training__epochs=6), tmp_path / "long", quiet=True)
-    run = train(small(**constant), tmp_path / "run", quiet=True)
-
-    def killed(*_: object) -> None:
+    def kill(*_: object) -> None:
         raise SystemExit
 
     with monkeypatch.context() as patch:
-        patch.setattr(RunDirectory, "save_checkpoint", killed)
+        patch.setattr(RunDirectory, "save_checkpoint", kill)
         with pytest.raises(SystemExit):
-            resume(run.path, epochs=6, quiet=True)
-    assert load_model(run.path).recipe.training.epochs == 4, "the model of before is there until the new one is"
-    resume(run.path, quiet=True)
-    assert contents(run.path) == contents(long.path)
-    for checkpoint in run.checkpoints():
+            resume(killed, epochs=6, quiet=True)
+    assert load_model(killed).recipe.training.epochs == 4, "the model of before is there until the new one is"
+    resume(killed, quiet=True)
+    assert contents(killed) == contents(long.path)
+    for checkpoint in short.checkpoints():
         checkpoint.unlink()
     with pytest.raises(RunError, match="has no checkpoint to resume from"):
-        resume(run.path, epochs=8, quiet=True)
-    assert load_model(run.path).recipe.training.epochs == 6
+        resume(short.path, epochs=8, quiet=True)
+    assert load_model(short.path).recipe.training.epochs == 6
 
 
 def test_nothing_is_overwritten_without_force(finished: Path, tmp_path: Path) -> None:
@@ -374,7 +356,7 @@ def test_nothing_is_overwritten_without_force(finished: Path, tmp_path: Path) ->
     assert contents(run) == contents(finished)
 
 
-def test_a_checkpoint_with_code_in_it_is_refused_and_nothing_runs(tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_damaged_or_has_code_in_it_is_refused_and_nothing_runs(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run", small(), {})
     marker = tmp_path / "executed"
 
@@ -382,27 +364,14 @@ def test_a_checkpoint_with_code_in_it_is_refused_and_nothing_runs(tmp_path: Path
         def __reduce__(self) -> tuple[Any, ...]:
             return (os.system, (f"touch {marker}",))
 
-    for content in (pickle.dumps(Bomb()), _saved(Bomb())):
+    saved = io.BytesIO()
+    torch.save({"epoch": 1, "model": Bomb()}, saved)
+    armed = (pickle.dumps(Bomb()), saved.getvalue())
+    for content in (*armed, b"", b"not a checkpoint", b"PK\x03\x04 half an archive"):
         (run.path / "checkpoint-000001.pt").write_bytes(content)
         with pytest.raises(RunError, match=r"checkpoint-000001\.pt .*delete it to resume from an older checkpoint"):
             resume(run.path, quiet=True)
     assert not marker.exists()
-
-
-def _saved(value: Any) -> bytes:
-    import io
-
-    buffer = io.BytesIO()
-    torch.save({"epoch": 1, "model": value}, buffer)
-    return buffer.getvalue()
-
-
-@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 half an archive"])
-def test_a_damaged_checkpoint_is_named(content: bytes, tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path / "run", small(), {})
-    (run.path / "checkpoint-000001.pt").write_bytes(content)
-    with pytest.raises(RunError, match=r"checkpoint-000001\.pt"):
-        resume(run.path, quiet=True)
 
 
 def test_a_checkpoint_of_another_head_or_recipe_is_refused(finished: Path, tmp_path: Path) -> None:
@@ -432,29 +401,18 @@ def test_places_one_cannot_write_to(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not list((tmp_path / "run").iterdir())
 
 
-def test_runs_that_are_none(tmp_path: Path, finished: Path) -> None:
+def test_runs_that_are_none_and_devices_that_are_not_there(tmp_path: Path, finished: Path) -> None:
     for call in (resume, load_model):
         with pytest.raises(RunError, match=r"dropmax train"):
             call(tmp_path / "nothing")
     run = RunDirectory.create(tmp_path / "run", small(), {})
     with pytest.raises(RunError, match="has not ended: resume it with `dropmax train --resume"):
         load_model(run.path)
-    (run.path / "model.safetensors").write_bytes(b"\x08" * 100)
-    with pytest.raises(RunError, match="damaged or not a model of dropmax"):
-        load_model(run.path)
-    (run.path / "model.safetensors").write_bytes((finished / "model.safetensors").read_bytes()[:-10])
-    with pytest.raises(RunError, match="damaged or not a model of dropmax"):
-        load_model(run.path)
-
-
-def test_a_device_that_is_not_there(tmp_path: Path) -> None:
-    if not torch.cuda.is_available():
-        with pytest.raises(DropMaxError, match="the device 'cuda' cannot be used here"):
-            train(small(), tmp_path / "run", device="cuda", quiet=True)
-
-
-def test_a_device_that_is_not_there_is_named_and_the_model_not_called_damaged(tmp_path: Path) -> None:
-    recipe = load_recipe("mnist-1k").override({"training.epochs": 1, "data.train_size": 50, "data.validation_size": 50})
-    run = train(recipe, tmp_path / "run", quiet=True)
+    for content in (b"\x08" * 100, (finished / "model.safetensors").read_bytes()[:-10]):
+        (run.path / "model.safetensors").write_bytes(content)
+        with pytest.raises(RunError, match="damaged or not a model of dropmax"):
+            load_model(run.path)
     with pytest.raises(InvalidValue, match="cannot use the device 'gpu'"):
-        load_model(run.path, device="gpu")
+        load_model(finished, device="gpu")
+    with pytest.raises(InvalidValue, match="the device 'gpu' cannot be used here"):
+        train(small(), tmp_path / "other", device="gpu", quiet=True)

@@ -10,19 +10,6 @@ from dropmax.workbench.data.download import fetch
 from dropmax.workbench.data.loading import load
 
 __all__ = [
-    "NAMES",
-    "Augment",
-    "Batches",
-    "Dataset",
-    "Finding",
-    "Split",
-    "cache_directory",
-    "check",
-    "crop_and_flip",
-    "data_directory",
-    "fetch",
-    "inventory",
-    "load",
-    "normalise",
-    "statistics",
-]
+    "NAMES", "Augment", "Batches", "Dataset", "Finding", "Split", "cache_directory", "check", "crop_and_flip",
+    "data_directory", "fetch", "inventory", "load", "normalise", "statistics",
+]  # fmt: skip

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dropmax.errors import DataError
 from dropmax.workbench.data.dataset import Part, Parts
-from dropmax.workbench.data.labels import read_lines
+from dropmax.workbench.data.labels import read_lines, reading
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _PICKLES = {"cifar-10": "cifar-10-batches-py", "cifar-100": "cifar-100-python"}
@@ -18,11 +18,9 @@ _PICKLES = {"cifar-10": "cifar-10-batches-py", "cifar-100": "cifar-100-python"}
 def read_records(path: Path, ranges: tuple[int, ...]) -> tuple[list[NDArray[np.int64]], NDArray[np.uint8]]:
     """Read a CIFAR binary file: its label columns, each below the number given for it, and images (N, 3, 32, 32)."""
     width = len(ranges) + 3072
-    try:
+    with reading(path):
         size = path.stat().st_size
         content = np.memmap(path, np.uint8, "r") if size else np.zeros(0, np.uint8)  # an empty file cannot be mapped
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
     if size == 0 or size % width:
         raise DataError(
             f"{path} holds {size:,} bytes, which is not a whole number of records of {width} bytes: "

@@ -13,7 +13,7 @@ import numpy as np
 from dropmax.errors import DataError
 from dropmax.workbench.data.dataset import TEST_SEED, Part, Parts, balanced_subset, spell
 from dropmax.workbench.data.images import DEFAULT_IMAGE_SIZE, SUFFIXES, decoded, short_sides, stored_size
-from dropmax.workbench.data.labels import read_lines
+from dropmax.workbench.data.labels import read_lines, reading
 
 _PARTS = ("train", "validation", "test")
 AWA_TEST_A_CLASS = 50
@@ -184,10 +184,8 @@ def _table(path: Path) -> dict[str, str]:
 
 
 def _folders(root: Path) -> list[Path]:
-    try:
+    with reading(root):
         return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
-    except OSError as error:
-        raise DataError(f"{root} cannot be read: {error.strerror}") from error
 
 
 def _images(folder: Path) -> tuple[list[Path], list[Path]]:

@@ -22,7 +22,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from dropmax.errors import DataError, InvalidValue
 from dropmax.workbench.data.catalogue import cache_folder
 from dropmax.workbench.data.labels import digest
-from dropmax.workbench.files import write_atomically
+from dropmax.workbench.files import filling, write_atomically
 from dropmax.workbench.terminal import progress
 
 _Result = TypeVar("_Result")
@@ -191,9 +191,8 @@ def _decode_into(cache: Path, files: Sequence[Path], shape: tuple[int, ...]) -> 
             f"the image cache needs {needed / 1e6:,.0f} MB in {cache.parent}, where {free / 1e6:,.0f} MB are free: "
             "choose another directory with DROPMAX_CACHE, or a smaller image_size"
         )
-    temporary = cache.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        array = np.lib.format.open_memmap(temporary, "w+", np.uint8, shape)
+    with filling(cache) as place:
+        array = np.lib.format.open_memmap(place, "w+", np.uint8, shape)
 
         def work(start: int) -> None:
             for row, path in enumerate(files[start : start + _CHUNK], start):
@@ -202,9 +201,6 @@ def _decode_into(cache: Path, files: Sequence[Path], shape: tuple[int, ...]) -> 
         for _ in _in_chunks(work, len(files), "decoding"):
             pass
         array.flush()
-        os.replace(temporary, cache)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _in_chunks(work: Callable[[int], _Result], count: int, verb: str) -> Iterator[_Result]:

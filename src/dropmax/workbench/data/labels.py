@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,31 +80,30 @@ def encode_as(path: Path, labels: NDArray[Any], classes: Sequence[str]) -> tuple
     return np.array([index[name] for name in names], np.int64), ""
 
 
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what the file system or the encoding refuses into a DataError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        at = f"{error.reason} at byte {error.start}"
+        raise DataError(f"{path} is not UTF-8 text ({at}): save it as UTF-8") from error
+
+
 def read_lines(path: Path) -> list[str]:
     """Return the lines of a text file."""
-    try:
-        with open(path, encoding="utf-8-sig") as stream:
-            return [line.removesuffix("\n") for line in stream]
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise not_text(path, error) from error
-
-
-def not_text(path: Path, error: UnicodeDecodeError) -> DataError:
-    """Return what to raise if a file is in another encoding, or is not text."""
-    return DataError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}): save it as UTF-8")
+    with reading(path), open(path, encoding="utf-8-sig") as stream:
+        return [line.removesuffix("\n") for line in stream]
 
 
 def digest(path: Path, algorithm: str) -> str:
     """Return the digest of a file's content, in hexadecimal."""
     found = hashlib.new(algorithm, usedforsecurity=False)
-    try:
-        with open(path, "rb") as stream:
-            while block := stream.read(1 << 20):
-                found.update(block)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    with reading(path), open(path, "rb") as stream:
+        while block := stream.read(1 << 20):
+            found.update(block)
     return found.hexdigest()
 
 

@@ -13,11 +13,10 @@ import math
 import os
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,8 +36,7 @@ _DEFLATE_LIMIT = 1032  # no deflate stream expands by more, so a header promisin
 _MOST = 1 << 28  # bytes; MNIST's largest file has 47 million, and a small gzip of zeros could have any number
 
 
-@dataclass(frozen=True, eq=False)
-class EmbeddedDigits:
+class EmbeddedDigits(NamedTuple):
     """The digits inside the package, as arrays: images (N, 28, 28), labels (N,), rows of the official training file."""
 
     train_images: NDArray[np.uint8]
@@ -72,11 +70,8 @@ def embedded_digits() -> EmbeddedDigits:
     labels = np.frombuffer(memory, np.uint8, count, offset=count * 784)
     rows = np.frombuffer(memory, "<u2", 10_000, offset=count * 785)
     train, validation, test = slice(0, 5_000), slice(5_000, 10_000), slice(10_000, count)
-    return EmbeddedDigits(
-        images[train], labels[train], rows[train],
-        images[validation], labels[validation], rows[validation],
-        images[test], labels[test],
-    )  # fmt: skip
+    held = images[validation], labels[validation], rows[validation]
+    return EmbeddedDigits(images[train], labels[train], rows[train], *held, images[test], labels[test])
 
 
 def choose_embedded(labels: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

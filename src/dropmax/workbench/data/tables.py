@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dropmax.errors import DataError, did_you_mean, first_line, optional
 from dropmax.workbench.data.dataset import Part, Parts, spell
-from dropmax.workbench.data.labels import as_labels, encode, not_text, read_lines, refuse_bomb, refuse_long
+from dropmax.workbench.data.labels import as_labels, encode, read_lines, reading, refuse_bomb, refuse_long
 
 #: What :func:`read_texts` reads.
 TEXT_SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
@@ -212,20 +212,16 @@ def _number(cell: str) -> float | None:
 
 def _csv(path: Path) -> _Lines:
     csv.field_size_limit(2**31 - 1)
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as stream:
-            # The header decides on the separator: texts hold every one there is.
-            names = re.sub(r'"[^"]*"', "", stream.readline())
-            stream.seek(0)
-            reader = csv.reader(stream, delimiter=max(",;\t|", key=names.count))
+    with reading(path), open(path, newline="", encoding="utf-8-sig") as stream:
+        # The header decides on the separator: texts hold every one there is.
+        names = re.sub(r'"[^"]*"', "", stream.readline())
+        stream.seek(0)
+        reader = csv.reader(stream, delimiter=max(",;\t|", key=names.count))
+        try:
             header = next(reader, [])
             rows = [(reader.line_num, row) for row in reader if row]
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise not_text(path, error) from error
-    except csv.Error as error:
-        raise DataError(f"{path}, line {reader.line_num}: {error}") from error
+        except csv.Error as error:
+            raise DataError(f"{path}, line {reader.line_num}: {error}") from error
     if header and not rows:
         raise DataError(f"{path} has a header and no rows")
     for line, row in rows:

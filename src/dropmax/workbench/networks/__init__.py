@@ -28,19 +28,9 @@ from dropmax.workbench.networks.resnet import BasicBlock, CifarResNet, ResNet
 from dropmax.workbench.networks.small import MLP, LeNet, SmallCNN, TutorialCNN
 
 __all__ = [
-    "MLP",
-    "NETWORKS",
-    "BasicBlock",
-    "CifarResNet",
-    "LeNet",
-    "NetworkSpec",
-    "Pretrained",
-    "ResNet",
-    "SmallCNN",
-    "TutorialCNN",
-    "feature_size",
-    "make_network",
-]
+    "MLP", "NETWORKS", "BasicBlock", "CifarResNet", "LeNet", "NetworkSpec", "Pretrained", "ResNet", "SmallCNN",
+    "TutorialCNN", "feature_size", "make_network",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ class _Residual(nn.Module):
     dropout: float = 0.0
 
     def _build(
-        self, stem: nn.Conv2d, pool: nn.Module, widths: Sequence[int], blocks: Sequence[int], shortcut: str
+        self, stem: nn.Conv2d, pool: nn.Module, widths: Sequence[int], blocks: Sequence[int], shortcut: str, zero: bool
     ) -> None:
         self.conv, self.pool = stem, pool
         self.bn = nn.BatchNorm2d(widths[0])
@@ -91,10 +91,8 @@ class _Residual(nn.Module):
             stages.append(nn.Sequential(*stage))
         self.stages = nn.Sequential(*stages)
         self.out_features = widths[-1]
-
-    def _initialise(self, zero_init_residual: bool) -> None:
         kaiming(self)
-        if zero_init_residual:  # every block starts as its shortcut, which steadies the first steps
+        if zero:  # every block starts as its shortcut, which steadies the first steps
             for module in self.modules():
                 if isinstance(module, BasicBlock):
                     nn.init.zeros_(module.bn2.weight)
@@ -145,8 +143,7 @@ class CifarResNet(_Residual):
         if len(widths) != 3:
             raise InvalidValue(f"a CifarResNet has three stages and so three widths, got {widths}")
         stem = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
-        self._build(stem, nn.Identity(), widths, [(depth - 2) // 6] * 3, shortcut)
-        self._initialise(zero_init_residual)
+        self._build(stem, nn.Identity(), widths, [(depth - 2) // 6] * 3, shortcut, zero_init_residual)
 
 
 class ResNet(_Residual):
@@ -182,5 +179,4 @@ class ResNet(_Residual):
         check_choice("stem", stem, STEMS)
         side, stride, pool = (7, 2, nn.MaxPool2d(3, stride=2, padding=1)) if stem == "7x7" else (3, 1, nn.Identity())
         conv = nn.Conv2d(channels, widths[0], side, stride, padding=side // 2, bias=False)
-        self._build(conv, pool, widths, BLOCKS_OF_DEPTH[depth], "B")
-        self._initialise(zero_init_residual)
+        self._build(conv, pool, widths, BLOCKS_OF_DEPTH[depth], "B", zero_init_residual)

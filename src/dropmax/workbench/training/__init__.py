@@ -9,20 +9,6 @@ from dropmax.workbench.training.session import Session
 from dropmax.workbench.training.trained import TrainedModel, build, load_model, save_model
 
 __all__ = [
-    "Callback",
-    "Diverged",
-    "Interrupted",
-    "MLflow",
-    "RunDirectory",
-    "Session",
-    "TensorBoard",
-    "TrainedModel",
-    "WandB",
-    "build",
-    "fit",
-    "load_data",
-    "load_model",
-    "resume",
-    "save_model",
-    "train",
-]
+    "Callback", "Diverged", "Interrupted", "MLflow", "RunDirectory", "Session", "TensorBoard", "TrainedModel",
+    "WandB", "build", "fit", "load_data", "load_model", "resume", "save_model", "train",
+]  # fmt: skip
