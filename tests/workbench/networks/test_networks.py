@@ -190,6 +190,14 @@ def test_half_the_features_are_dropped_in_training_only(network: nn.Module) -> N
     assert share == pytest.approx(0.5, abs=0.05)  # of about 2,000 features: a standard deviation of 0.011
 
 
+def test_dropout_of_a_residual_network_acts_in_training_only() -> None:
+    network, x = CifarResNet(depth=8, dropout=0.5), torch.randn(8, 3, 16, 16)
+    with torch.no_grad():
+        assert torch.equal(network.eval()(x), network(x))
+        dropped = float((network.train()(x) == 0).double().mean())
+    assert dropped == pytest.approx(0.5, abs=0.1)  # of 512 features: a standard deviation of 0.022
+
+
 @pytest.mark.parametrize(("make", "shape"), [SMALL[kind] for kind in SMALL if kind != "mlp"])
 def test_channels_last_gives_the_same_features(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
     network, x = make().eval(), batch(shape)
@@ -253,6 +261,7 @@ def test_exports_with_any_batch_size(make: Callable[[], nn.Module], shape: tuple
         (lambda: TutorialCNN((1, 28, 0)), InvalidValue, r"positive integers only, got \(1, 28, 0\)"),
         (lambda: TutorialCNN((1, 28.0, 28)), InvalidType, r"sequence of integers, got \(1, 28.0, 28\)"),
         (lambda: TutorialCNN(dropout=1.0), InvalidValue, r"dropout must lie in \[0, 1\), got 1.0"),
+        (lambda: CifarResNet(dropout=1.5), InvalidValue, r"dropout must lie in \[0, 1\), got 1.5"),
         (lambda: TutorialCNN(dropout="half"), InvalidType, r"dropout must be a number, got 'half'"),
         (lambda: TutorialCNN(init="glorott"), InvalidValue, "unknown init 'glorott': did you mean 'glorot'"),
         (lambda: CifarResNet(depth=34), InvalidValue, r"depth 6n \+ 2 \(.*\), got 34: try 32"),
