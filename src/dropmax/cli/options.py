@@ -92,6 +92,11 @@ def use_threads(threads: int) -> None:
         torch.set_num_threads(threads)
 
 
+def names(text: str) -> list[str]:
+    """Return the names in a list with commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 def tell(note: str) -> None:
     """Print a line for the person at the terminal, on standard error: what is piped stays as it is."""
     from dropmax.workbench.terminal import printable

@@ -26,10 +26,8 @@ ERRORS = {
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    store = Store(tmp_path / "out")
     plan = plan_table(["mnist-1k", "mnist-5k"], heads=["softmax", "sparsemax", "dropmax"], runs=4, tune=False)
-    fill(store, plan, ERRORS, command="dropmax reproduce <b>")
-    return store
+    return fill(tmp_path / "out", plan, ERRORS, command="dropmax reproduce <b>")
 
 
 def test_differences_are_paired_and_corrected(store: Store) -> None:
