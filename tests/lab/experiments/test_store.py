@@ -15,6 +15,7 @@ from dropmax.errors import RunError
 from dropmax.lab.experiments import Plan, Store, plan_table
 from dropmax.lab.experiments.records import failure
 from dropmax.lab.experiments.schedule import Schedule, best_point
+from dropmax.lab.experiments.worker import run_job
 from dropmax.workbench.files import CannotWrite
 from tests.lab.experiments.results import begun, fill, result
 
@@ -277,8 +278,6 @@ def test_a_kill_between_the_record_and_the_end_of_its_scratch_directory_leaves_n
 
 
 def test_a_full_disk_fails_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dropmax.lab.experiments.worker import run_job
-
     def full(*_: object, **__: object) -> None:
         raise CannotWrite("cannot write model.safetensors: No space left on device")
 

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from dropmax.cli.reproduce import reproduce
 from dropmax.errors import InvalidValue, RunError
-from dropmax.heads import HEADS
+from dropmax.heads import HEADS, Softmax
 from dropmax.lab.experiments import Store, holm, make_table, plan_study, plan_table, write_tables
 from dropmax.lab.experiments.compare import compare
 from dropmax.lab.experiments.paper import COLUMNS, PAPER, ROWS
@@ -201,8 +202,6 @@ def test_awkward_text_is_escaped(tmp_path: Path) -> None:
 def test_a_registered_head_keeps_its_row_and_a_study_has_rows_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dropmax.heads import Softmax
-
     monkeypatch.setitem(HEADS, "focal", Softmax)
     plan = plan_table(["mnist-1k"], heads=["focal"], runs=2, tune=False)
     table = make_table(fill(tmp_path / "out", plan, {("focal", "mnist-1k"): [0.05, 0.06]}))
@@ -262,9 +261,6 @@ def test_a_further_mode_has_rows_where_it_was_measured(tuned: Store, capsys: pyt
         compare(tuned, "dropmax-0.1", "softmax@exact")
     with pytest.raises(InvalidValue, match="unknown mode 'exakt': did you mean 'exact'"):
         make_table(tuned, modes=("mean", "exakt"))
-
-    from dropmax.cli.reproduce import reproduce
-
     reproduce(only_tables=True, out=tuned.path, metrics="error,aurc_scaled", table_modes="mean,exact")
     assert "dropmax-0.1, exact" in capsys.readouterr().out
     # Metrics of one data set stand side by side.
