@@ -12,9 +12,11 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.command import Run
+from tests.cli.asking import answer, as_json, notes, predicted, refusal
 
 TOPICS = {"card": "where is my card", "money": "send money abroad now please", "app": "app"}
+COLUMNS = ("--text", "utterance", "--label-column", "intent")
+LENGTHS = ("--with", "my_features:lengths")
 
 
 def lengths(texts: list[str]) -> torch.Tensor:
@@ -40,79 +42,54 @@ def write_texts(path: Path, count: int) -> Path:
     return path
 
 
-def test_sentences_from_a_table_to_an_answer(dropmax: Run, tmp_path: Path) -> None:
-    table = write_texts(tmp_path / "intents.csv", 20)
-    options = ("--text", "utterance", "--label-column", "intent", "--with", "my_features:lengths", "--epochs", 30)
-    done = dropmax("train", table, *options, "--out", tmp_path / "run")
-    assert done.returncode == 0, done.stderr
-    found = dropmax("predict", tmp_path / "run", "where is my card", "app", "--format", "json")
-    assert [row["class_1"] for row in json.loads(found.stdout)] == ["card", "app"]
+def test_sentences_from_a_table_to_an_answer(tmp_path: Path) -> None:
+    table, run = write_texts(tmp_path / "intents.csv", 20), tmp_path / "run"
+    answer("train", table, *COLUMNS, *LENGTHS, "--epochs", 30, "--out", run)
+    assert [row["class_1"] for row in predicted(run, "where is my card", "app")] == ["card", "app"]
     new = write_texts(tmp_path / "new.csv", 2)
-    scored = dropmax("evaluate", tmp_path / "run", new, "--json")
-    assert scored.returncode == 0, scored.stderr
-    assert json.loads(scored.stdout)["error"] == 0
-    told = dropmax("predict", tmp_path / "run", new, "--format", "json")
-    assert [row["class_1"] for row in json.loads(told.stdout)] == list(TOPICS) * 2
+    assert as_json("evaluate", run, new)["error"] == 0
+    assert [row["class_1"] for row in predicted(run, new)] == list(TOPICS) * 2
 
 
-def test_texts_that_are_empty_or_longer_than_a_file_name(dropmax: Run, tmp_path: Path) -> None:
-    table = write_texts(tmp_path / "intents.csv", 5)
-    options = ("--text", "utterance", "--label", "intent", "--with", "my_features:lengths", "--epochs", 1)
-    assert dropmax("train", table, *options, "--out", tmp_path / "run").returncode == 0
-    done = dropmax("predict", tmp_path / "run", "  ")
-    assert done.returncode == 2
-    assert "nothing in the text" in done.stderr
-    missing = dropmax("predict", tmp_path / "run", tmp_path / "misspelt.csv")
-    assert missing.returncode == 2
-    assert "misspelt.csv does not exist" in missing.stderr
-    told = dropmax("predict", tmp_path / "run", "a" * 100_000, "Ωμέγα と 漢字", "--format", "json")
-    assert told.returncode == 0, told.stderr
-    assert [len(row["input"]) for row in json.loads(told.stdout)] == [100_000, 10]
+def test_texts_that_are_empty_or_longer_than_a_file_name(tmp_path: Path) -> None:
+    table, run = write_texts(tmp_path / "intents.csv", 5), tmp_path / "run"
+    answer("train", table, "--text", "utterance", "--label", "intent", *LENGTHS, "--epochs", 1, "--out", run)
+    assert "nothing in the text" in refusal("predict", run, "  ")
+    assert "misspelt.csv does not exist" in refusal("predict", run, tmp_path / "misspelt.csv")
+    assert [len(row["input"]) for row in predicted(run, "a" * 100_000, "Ωμέγα と 漢字")] == [100_000, 10]
 
 
-def test_photographs_from_a_folder_to_an_answer(dropmax: Run, tmp_path: Path) -> None:
+def test_photographs_from_a_folder_to_an_answer(tmp_path: Path) -> None:
     for name, colour in (("red", (200, 20, 20)), ("blue", (20, 20, 200))):
         (tmp_path / "photos" / name).mkdir(parents=True)
         for i in range(15):
             Image.new("RGB", (40, 30), tuple(c + i for c in colour)).save(tmp_path / "photos" / name / f"{i}.jpg")
     (tmp_path / "photos" / "red" / "broken.jpg").write_bytes(b"no image")
-    done = dropmax(
-        "train", tmp_path / "photos", "--with", "my_features:colours", "--epochs", 20, "--out", tmp_path / "run"
-    )
-    assert done.returncode == 0, done.stderr
-    assert "left out red/broken.jpg: " in done.stderr
+    options = ("--with", "my_features:colours", "--epochs", 20, "--out", tmp_path / "run")
+    assert "left out red/broken.jpg: " in notes("train", tmp_path / "photos", *options)
     Image.new("RGB", (300, 500), (210, 10, 30)).save(tmp_path / "new.png")
-    found = dropmax("predict", tmp_path / "run", tmp_path / "new.png", "--format", "json")
-    assert json.loads(found.stdout)[0]["class_1"] == "red"
+    assert predicted(tmp_path / "run", tmp_path / "new.png")[0]["class_1"] == "red"
 
 
-def test_features_of_another_backbone_are_refused(dropmax: Run, tmp_path: Path, features: ModuleType) -> None:
+def test_features_of_another_backbone_are_refused(tmp_path: Path, features: ModuleType) -> None:
     table = write_texts(tmp_path / "intents.csv", 10)
-    columns = ("--text", "utterance", "--label", "intent")
     features.other = lambda texts: lengths(texts) + 1  # type: ignore[attr-defined]
     for name in ("lengths", "other"):
-        out = ("--with", f"my_features:{name}", "--out", tmp_path / f"{name}.npz")
-        assert dropmax("embed", table, *columns, *out).returncode == 0
-    described = json.loads(str(np.load(tmp_path / "other.npz")["backbone"]))
+        answer("embed", table, *COLUMNS, "--with", f"my_features:{name}", "--out", tmp_path / f"{name}.npz")
     arrays = dict(np.load(tmp_path / "other.npz"))
+    described = json.loads(str(arrays["backbone"]))
     arrays["backbone"] = np.array(json.dumps({**described, "digest": "ffff"}))
     np.savez(tmp_path / "other.npz", **arrays)
-    trained = dropmax("train", tmp_path / "lengths.npz", "--epochs", 1, "--out", tmp_path / "run")
-    assert trained.returncode == 0, trained.stderr
-    done = dropmax("predict", tmp_path / "run", tmp_path / "other.npz")
-    assert done.returncode != 0
-    assert "my_features:other" in done.stderr
-    assert "my_features:lengths" in done.stderr
-    assert "Traceback" not in done.stderr
+    answer("train", tmp_path / "lengths.npz", "--epochs", 1, "--out", tmp_path / "run")
+    said = refusal("predict", tmp_path / "run", tmp_path / "other.npz")
+    assert "my_features:other" in said
+    assert "my_features:lengths" in said
 
 
-def test_a_backbone_needs_consent_and_a_known_name(dropmax: Run, tmp_path: Path) -> None:
+def test_a_backbone_needs_consent_and_a_known_name(tmp_path: Path) -> None:
     table = write_texts(tmp_path / "intents.csv", 5)
-    options = ("--text", "utterance", "--label-column", "intent", "--out", tmp_path / "run", "--with")
     for name, says in (("strangers_module:f", "--trust-network"), ("wordlama", "did you mean 'wordllama'")):
-        done = dropmax("train", table, *options, name)
-        assert done.returncode != 0
-        assert says in done.stderr
+        assert says in refusal("train", table, *COLUMNS, "--out", tmp_path / "run", "--with", name)
         assert not (tmp_path / "run").exists()
 
 
@@ -132,14 +109,10 @@ def test_the_split_of_embedded_rows_is_kept(tmp_path: Path) -> None:
     assert "1 rows of outside are neither trained nor tested on" in data.notes
 
 
-def test_a_class_of_one_row_is_trained_on_and_a_folder_is_no_sentence(dropmax: Run, tmp_path: Path) -> None:
-    table = write_texts(tmp_path / "intents.csv", 8)
+def test_a_class_of_one_row_is_trained_on_and_a_folder_is_no_sentence(tmp_path: Path) -> None:
+    table, run = write_texts(tmp_path / "intents.csv", 8), tmp_path / "run"
     table.write_text(table.read_text() + "something else altogether,rare\n")
-    options = ("--text", "utterance", "--label-column", "intent", "--with", "my_features:lengths", "--epochs", 2)
-    done = dropmax("train", table, *options, "--out", tmp_path / "run")
-    assert done.returncode == 0, done.stderr
-    assert "only one row each, so trained on and never tested: rare" in done.stderr
-    assert dropmax("predict", tmp_path / "run", "app", "--format", "json").returncode == 0
-    refused = dropmax("predict", tmp_path / "run", tmp_path)
-    assert refused.returncode == 2
-    assert "a model of sentences takes sentences" in refused.stderr
+    said = notes("train", table, *COLUMNS, *LENGTHS, "--epochs", 2, "--out", run)
+    assert "only one row each, so trained on and never tested: rare" in said
+    assert predicted(run, "app")
+    assert "a model of sentences takes sentences" in refusal("predict", run, tmp_path)

@@ -11,7 +11,10 @@ import dropmax as package
 from dropmax.cli.options import HEAD_NAMES, command
 from tests.command import Run
 
-COMMANDS = ("demo", "train", "evaluate", "predict", "diagnose", "export", "figures", "report", "explore", "reproduce")
+COMMANDS = (
+    *("demo", "data", "embed", "train", "calibrate", "evaluate", "predict", "diagnose", "export"),
+    *("figures", "report", "explore", "reproduce", "doctor"),
+)
 
 
 def test_the_heads_are_listed(dropmax: Run) -> None:

@@ -22,7 +22,7 @@ from dropmax.workbench.export import export
 from dropmax.workbench.recipes import load_recipe
 from dropmax.workbench.training import load_data, load_model, train
 from dropmax.workbench.training.trained import write_model
-from tests.command import Run
+from tests.cli.asking import answer, as_json, notes, predicted, refusal
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("mode", ["mean", "exact"])
-def test_six_ways_to_ask_have_one_answer(run: Path, mode: str, tmp_path: Path, dropmax: Run) -> None:
+def test_six_ways_to_ask_have_one_answer(run: Path, mode: str, tmp_path: Path) -> None:
     trained = load_model(run)
     found = trained.calibration
     assert found is not None
@@ -52,8 +52,8 @@ def test_six_ways_to_ask_have_one_answer(run: Path, mode: str, tmp_path: Path, d
     np.savez(tmp_path / "one.npz", x=data.test.inputs[[row]].numpy(), y=data.test.labels[[row]].numpy())
 
     answers = {"report": [one["p"] for one in card["classes"]]}
-    asked = dropmax("predict", run, tmp_path / "one.npz", "--format", "json", "--all-probabilities")
-    answers["predict"] = list(json.loads(asked.stdout)[0]["probabilities"].values())
+    (asked,) = predicted(run, tmp_path / "one.npz", "--all-probabilities")
+    answers["predict"] = list(asked["probabilities"].values())
     answers["explore"] = [one["p"] for one in Explorer.open(run).example(row)["rows"]]
     export(run, tmp_path / "model.pt2", format="torch-export")
     module = torch.export.load(tmp_path / "model.pt2").module()
@@ -69,7 +69,7 @@ def test_six_ways_to_ask_have_one_answer(run: Path, mode: str, tmp_path: Path, d
     expected = trained.answer(data.test.inputs[[row]]).probs[0].tolist()
     for name, numbers in answers.items():
         assert numbers == pytest.approx(expected, abs=2e-6), name  # six digits are printed
-    measured = json.loads(dropmax("evaluate", run, tmp_path / "one.npz", "--json").stdout)
+    measured = as_json("evaluate", run, tmp_path / "one.npz")
     assert math.exp(-measured["nll"]) == pytest.approx(expected[truth], rel=1e-4)
     assert measured["mode"] == mode
     assert measured["calibration"]["temperatures"] == dict(chosen.temperatures)
@@ -77,36 +77,34 @@ def test_six_ways_to_ask_have_one_answer(run: Path, mode: str, tmp_path: Path, d
     assert not torch.allclose(raw, torch.tensor(expected), atol=1e-3)  # the temperature is at work
 
 
-def test_predict_prints_the_set_of_a_coverage(run: Path, tmp_path: Path, dropmax: Run) -> None:
-    data = load_data(load_model(run).recipe, run=run)
-    np.savez(tmp_path / "rows.npz", x=data.test.inputs.numpy())
+def test_predict_prints_the_set_of_a_coverage(run: Path, tmp_path: Path) -> None:
     trained = load_model(run)
+    data = load_data(trained.recipe, run=run)
+    np.savez(tmp_path / "rows.npz", x=data.test.inputs.numpy())
     outputs = trained.answer(data.test.inputs)
     states = set()
     for coverage in (0.6, 0.95):
-        asked = dropmax("predict", run, tmp_path / "rows.npz", "--coverage", coverage, "--format", "json")
-        rows = json.loads(asked.stdout)
+        rows = predicted(run, tmp_path / "rows.npz", "--coverage", coverage)
         for row, verdict in zip(rows, outputs.verdicts(coverage), strict=True):
             assert row["state"] == verdict.state
             states.add(row["state"])
             assert [one["class"] for one in row["set"]] == [trained.classes[k] for k in verdict.classes]
             assert [one["class"] for one in row["confusable"]] == [trained.classes[k] for k in verdict.classes[1:]]
     assert states >= {"sure", "torn"}
-    table = dropmax("predict", run, tmp_path / "rows.npz", "--coverage", 0.95).stdout
+    table = answer("predict", run, tmp_path / "rows.npz", "--coverage", 0.95)
     assert "could be (95 % coverage)" in table
     torn = next(line for line, row in zip(table.splitlines()[1:], rows, strict=True) if row["state"] == "torn")
     assert "torn between " in torn
     assert "(ρ 0." in torn
 
 
-def test_evaluate_measures_sets_and_outside_inputs(run: Path, tmp_path: Path, dropmax: Run) -> None:
+def test_evaluate_measures_sets_and_outside_inputs(run: Path, tmp_path: Path) -> None:
     trained = load_model(run)
     assert trained.calibration is not None
     data = load_data(trained.recipe, run=run)
-    np.savez(
-        tmp_path / "far.npz", x=np.zeros((9, 8)), y=np.full(9, -1), split=np.array(["train"] * 2 + ["outside"] * 7)
-    )
-    found = json.loads(dropmax("evaluate", run, "--json", "--outside", tmp_path / "far.npz").stdout)
+    split = np.array(["train"] * 2 + ["outside"] * 7)
+    np.savez(tmp_path / "far.npz", x=np.zeros((9, 8)), y=np.full(9, -1), split=split)
+    found = as_json("evaluate", run, "--outside", tmp_path / "far.npz")
     outputs = trained.answer(data.test.inputs)
     assert [row["coverage"] for row in found["sets"]] == [0.9, 0.95, 0.99]
     for row in found["sets"]:
@@ -126,79 +124,69 @@ def test_evaluate_measures_sets_and_outside_inputs(run: Path, tmp_path: Path, dr
     scores = {row["score"]: row for row in found["outside"]["scores"]}
     assert set(scores) == {"probability", "energy", "entropy", "information"}
     assert scores["energy"]["auroc"] == pytest.approx(float((inside < far).double().mean()), abs=0.01)
-    text = dropmax("evaluate", run, "--outside", tmp_path / "far.npz").stdout
+    text = answer("evaluate", run, "--outside", tmp_path / "far.npz")
     assert "prediction sets" in text
     assert "AUROC" in text
-    raw = json.loads(dropmax("evaluate", run, "--json", "--mode", "mean").stdout)
+    raw = as_json("evaluate", run, "--mode", "mean")
     assert raw["calibration"] is None
     assert raw["sets"] == []
 
 
-def test_calibrating_again_with_other_rows(run: Path, tmp_path: Path, dropmax: Run) -> None:
+def test_calibrating_again_with_other_rows(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     trained = load_model(run)
     data = load_data(trained.recipe, run=run)
     np.savez(tmp_path / "rows.npz", x=data.test.inputs.numpy(), y=data.test.labels.numpy())
-    done = dropmax("calibrate", tmp_path / "run", tmp_path / "rows.npz")
-    assert done.returncode == 0, done.stderr
-    assert f"fitted on {len(data.test)} rows of rows.npz" in done.stdout
+    said = answer("calibrate", tmp_path / "run", tmp_path / "rows.npz")
+    assert f"fitted on {len(data.test)} rows of rows.npz" in said
     again = load_model(tmp_path / "run").calibration
     assert again is not None
     assert json.loads((tmp_path / "run" / "calibration.json").read_text()) == again.to_dict()
     assert again.labels == tuple(data.test.labels.tolist())
-    assert dropmax("calibrate", tmp_path / "run").returncode == 0
+    answer("calibrate", tmp_path / "run")
     back = load_model(tmp_path / "run").calibration
     assert back is not None
     assert back.labels == tuple(data.validation.labels.tolist())
     assert back.temperatures == pytest.approx(dict(trained.calibration.temperatures))  # type: ignore[union-attr]
 
 
-def test_calibrating_by_class_changes_the_sets_of_all_commands(run: Path, tmp_path: Path, dropmax: Run) -> None:
+def test_calibrating_by_class_changes_the_sets_of_all_commands(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
-    done = dropmax("calibrate", tmp_path / "run", "--by-class")
-    assert done.returncode == 0, done.stderr
-    assert "; sets by class." in done.stdout
-    assert re.search(r"of 90 % coverage holds the classes of probability 0\.\d+ to 0\.\d+ or more", done.stdout)
+    said = answer("calibrate", tmp_path / "run", "--by-class")
+    assert "; sets by class." in said
+    assert re.search(r"of 90 % coverage holds the classes of probability 0\.\d+ to 0\.\d+ or more", said)
     trained = load_model(tmp_path / "run")
     found = trained.calibration
     assert found is not None
     assert found.by_class
     outputs = predict(trained.model, trained.batches(load_data(trained.recipe, run=run).test))
-    measured = json.loads(dropmax("evaluate", tmp_path / "run", "--json").stdout)
+    measured = as_json("evaluate", tmp_path / "run")
     assert measured["calibration"]["by_class"] is True
     for row in measured["sets"]:
         assert row["mean_size"] == pytest.approx(float(outputs.sets(row["coverage"]).sum(-1).double().mean()))
     assert not torch.equal(outputs.sets(0.9), replace(outputs, calibration=replace(found, by_class=False)).sets(0.9))
-    asked = dropmax("predict", tmp_path / "run", trained.recipe.data.name, "--coverage", 0.99)
-    assert asked.returncode == 0
-    assert "rare classes" in asked.stderr  # 120 rows of 4 classes: none has 99
+    asked = notes("predict", tmp_path / "run", trained.recipe.data.name, "--coverage", 0.99)
+    assert "rare classes" in asked  # 120 rows of 4 classes: none has 99
     np.savez(tmp_path / "few.npz", x=np.zeros((4, 8), np.float32), y=np.arange(4))
-    refused = dropmax("calibrate", tmp_path / "run", tmp_path / "few.npz", "--by-class")
-    assert refused.returncode == 2
-    assert "sets by class need 9 held-out rows of some class" in refused.stderr
+    refused = refusal("calibrate", tmp_path / "run", tmp_path / "few.npz", "--by-class")
+    assert "sets by class need 9 held-out rows of some class" in refused
     assert load_model(tmp_path / "run").calibration == found
 
 
-def test_without_held_out_rows_nothing_is_calibrated_and_nothing_promised(
-    run: Path, tmp_path: Path, dropmax: Run
-) -> None:
+def test_without_held_out_rows_nothing_is_calibrated_and_nothing_promised(run: Path, tmp_path: Path) -> None:
     file = load_model(run).recipe.data.name
     bare = tmp_path / "bare"
     options = ("--set", "training.epochs=1", "--set", "network.hidden=[4]", "--out", bare)
-    done = dropmax("train", file, *options, "--set", "data.validation_size=0")
-    assert "Not calibrated: no rows were held out." in done.stdout
+    said = answer("train", file, *options, "--set", "data.validation_size=0")
+    assert "Not calibrated: no rows were held out." in said
     assert not (bare / "calibration.json").exists()
-    assert "Not calibrated" in dropmax("evaluate", bare).stdout
-    refused = dropmax("predict", bare, file, "--coverage", 0.9)
-    assert refused.returncode == 2
-    assert "has not been calibrated, so no coverage can be promised" in refused.stderr
-    assert "could be (not calibrated)" in dropmax("predict", bare, file).stdout
-    refused = dropmax("calibrate", bare)
-    assert refused.returncode == 2
-    assert "was trained on all of its rows" in refused.stderr
-    done = dropmax("train", file, *options, "--force", "--no-calibrate")
-    assert "Not calibrated: as asked." in done.stdout
-    assert dropmax("train", "--resume", bare, "--no-calibrate").returncode == 2
+    assert "Not calibrated" in answer("evaluate", bare)
+    refused = refusal("predict", bare, file, "--coverage", 0.9)
+    assert "has not been calibrated, so no coverage can be promised" in refused
+    assert "could be (not calibrated)" in answer("predict", bare, file)
+    assert "was trained on all of its rows" in refusal("calibrate", bare)
+    assert "Not calibrated: as asked." in answer("train", file, *options, "--force", "--no-calibrate")
+    assert "leave out --no-calibrate" in refusal("train", "--resume", bare, "--no-calibrate")
 
 
 @pytest.mark.parametrize(
@@ -221,11 +209,10 @@ def test_without_held_out_rows_nothing_is_calibrated_and_nothing_promised(
         (["calibrate", "nowhere"], "there is no trained model at nowhere"),
     ],
 )
-def test_wrong_calls_say_what_to_do(run: Path, dropmax: Run, arguments: list[str], message: str) -> None:
+def test_wrong_calls_say_what_to_do(run: Path, arguments: list[str], message: str) -> None:
     before = (run / "model.safetensors").read_bytes()
     places = {"RUN": run, "FILE": load_model(run).recipe.data.name}
-    done = dropmax(*(places.get(word, word) for word in arguments))
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
+    said = refusal(*(places.get(word, word) for word in arguments))
+    assert message in said
+    assert said.count("\n") == 1
     assert (run / "model.safetensors").read_bytes() == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +23,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_train_evaluate_predict_and_export_with_consent(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     code, said = command("train", "mnist-1k", "--head", "./heads.py:Focal", *SMALL)
     assert code == 0, said
     assert "runs/mnist-1k-heads.Focal-0 --trust-code" in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from PIL import Image
 from dropmax.lab import images
 from dropmax.lab.explorer import Explorer
 from dropmax.workbench.data import load
+from tests.cli.asking import as_json, notes, predicted
 from tests.command import Run
 
 
@@ -34,7 +36,6 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def test_predict_and_the_explorer_give_the_same_answer(run: Path, photographs: list[Path], dropmax: Run) -> None:
     done = dropmax("predict", run, *photographs, "--format", "json", "--all-probabilities")
-    assert done.returncode == 0, done.stderr
     assert "warning" not in done.stderr
     rows = json.loads(done.stdout)
     explorer = Explorer.open(run)
@@ -52,31 +53,26 @@ def test_predict_and_the_explorer_give_the_same_answer(run: Path, photographs: l
     assert "if they are dark on light, invert them" in as_is.stderr
 
 
-def test_a_picture_of_mnist_is_taken_as_it_is(run: Path, tmp_path: Path, dropmax: Run) -> None:
+def test_a_picture_of_mnist_is_taken_as_it_is(run: Path, tmp_path: Path) -> None:
     test = load("mnist-1k").test
     for i in range(5):
         Image.fromarray(test.inputs[i, 0].numpy()).save(tmp_path / f"{i}.png")
     np.savez(tmp_path / "rows.npz", x=test.inputs[:5].numpy())
-    files = json.loads(dropmax("predict", run, *sorted(tmp_path.glob("*.png")), "--format", "json").stdout)
-    rows = json.loads(dropmax("predict", run, tmp_path / "rows.npz", "--format", "json").stdout)
+    files, rows = predicted(run, *sorted(tmp_path.glob("*.png"))), predicted(run, tmp_path / "rows.npz")
     assert [row["probability_1"] for row in files] == pytest.approx([row["probability_1"] for row in rows], abs=2e-6)
 
 
-def test_train_says_that_images_are_enlarged(tmp_path: Path, dropmax: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_says_that_images_are_enlarged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DROPMAX_CACHE", str(tmp_path / "cache"))
     rng = np.random.default_rng(0)
     for name in ("one", "two"):
         (tmp_path / "small" / name).mkdir(parents=True)
-        (tmp_path / "other" / name).mkdir(parents=True)
         for i in range(8):
-            picture = Image.fromarray(rng.integers(0, 255, (32, 32, 3), np.uint8))
-            picture.save(tmp_path / "small" / name / f"{i}.png")
-            picture.save(tmp_path / "other" / name / f"{i}.png")
-    done = dropmax("train", "small", "--test", "other", "--epochs", 1, "--out", "run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "are enlarged to 64 x 64" in done.stderr
-    assert "32 pixels" in done.stderr
-    found = json.loads(dropmax("evaluate", "run", "--json", cwd=tmp_path).stdout)
+            Image.fromarray(rng.integers(0, 255, (32, 32, 3), np.uint8)).save(tmp_path / "small" / name / f"{i}.png")
+    shutil.copytree(tmp_path / "small", tmp_path / "other")
+    said = notes("train", "small", "--test", "other", "--epochs", 1, "--out", "run", cwd=tmp_path)
+    assert "are enlarged to 64 x 64" in said
+    assert "32 pixels" in said
+    found = as_json("evaluate", "run", cwd=tmp_path)
     assert found["examples"] == 16
-    again = json.loads(dropmax("evaluate", "run", "other", "--json", cwd=tmp_path).stdout)
-    assert again["nll"] == pytest.approx(found["nll"], rel=1e-6)
+    assert as_json("evaluate", "run", "other", cwd=tmp_path)["nll"] == pytest.approx(found["nll"], rel=1e-6)

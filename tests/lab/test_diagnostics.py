@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import scipy.stats
 import torch
@@ -13,8 +14,9 @@ from torch import nn
 
 from dropmax import Classifier, DropMaxError, make_head
 from dropmax.lab.diagnostics import confusion_tracking, diagnose
+from dropmax.workbench.data import load
 from tests import enumeration as naive
-from tests.command import Run
+from tests.cli.asking import answer, as_json, predicted, refusal
 
 
 def batch(n: int = 30) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -28,9 +30,8 @@ def test_the_true_posterior_is_bayes_rule_over_all_masks() -> None:
     masks = naive.all_masks(5)
     target, rivals = [], []
     for h, t in zip(x, y, strict=True):
-        joint = (
-            naive.mask_probabilities(masks, head.retain_probs(h)) * naive.likelihoods(head.classifier(h), masks)[:, t]
-        )
+        prior = naive.mask_probabilities(masks, head.retain_probs(h))
+        joint = prior * naive.likelihoods(head.classifier(h), masks)[:, t]
         marginals = (joint[:, None] * masks).sum(0) / joint.sum()
         target.append(marginals[t])
         rivals += [m for k, m in enumerate(marginals) if k != t]
@@ -63,30 +64,25 @@ def test_heads_without_a_posterior_or_without_masks() -> None:
         diagnose(Classifier(nn.Identity(), make_head("softmax", 6, 5)), batch())
 
 
-def test_the_command_prints_tables_and_draws_a_picture(run: Path, dropmax: Run) -> None:
-    done = dropmax("diagnose", run, "--examples", 200)
-    assert done.returncode == 0, done.stderr
+def test_the_command_prints_tables_and_draws_a_picture(run: Path) -> None:
+    said = answer("diagnose", run, "--examples", 200)
     for words in ("true posterior", "Monte Carlo against exact", "mean absolute difference", "sampled: bias"):
-        assert words in done.stdout
+        assert words in said
     report = json.loads((run / "diagnosis.json").read_text())
     assert report["examples"] == 200
     assert report["provenance"]["seeds"] == [0]
     with Image.open(run / "diagnosis.png") as picture:
         assert picture.width > 1000
-    assert dropmax("diagnose", run / "nothing").returncode == 2
+    assert "there is no directory" in refusal("diagnose", run / "nothing")
 
 
-def test_exact_mode_on_the_command_line(run: Path, dropmax: Run, tmp_path: Path) -> None:
-    import numpy as np
-
-    from dropmax.workbench.data import load
-
-    modes = {mode: json.loads(dropmax("evaluate", run, "--mode", mode, "--json").stdout) for mode in ("mean", "exact")}
-    assert modes["exact"]["nll"] != modes["mean"]["nll"]
+def test_exact_mode_on_the_command_line(run: Path, tmp_path: Path) -> None:
+    mean, exact = (as_json("evaluate", run, "--mode", mode)["nll"] for mode in ("mean", "exact"))
+    assert mean != exact
     np.savez(tmp_path / "x.npz", x=load("mnist-1k").test.inputs[:3].numpy())
-    rows = json.loads(dropmax("predict", run, tmp_path / "x.npz", "--mode", "exact", "--format", "json").stdout)
-    assert all(0 < row["std_1"] < 0.5 for row in rows)
-    assert "±" in dropmax("predict", run, tmp_path / "x.npz", "--mode", "exact").stdout
+    asked = (run, tmp_path / "x.npz", "--mode", "exact")
+    assert all(0 < row["std_1"] < 0.5 for row in predicted(*asked))
+    assert "±" in answer("predict", *asked)
 
 
 def test_confusion_tracking_is_spearmans_correlation_over_pairs_of_classes() -> None:

@@ -8,18 +8,9 @@ from typing import Annotated
 
 import typer
 
+from dropmax.cli import options
 from dropmax.cli.evaluate import read_new
-from dropmax.cli.options import (
-    AsJson,
-    DataDir,
-    Device,
-    IdColumn,
-    LabelColumn,
-    MovedData,
-    Threads,
-    TrustCode,
-    use_threads,
-)
+from dropmax.cli.options import use_threads
 from dropmax.errors import DataError, InvalidValue
 from dropmax.workbench.terminal import printable
 
@@ -42,14 +33,14 @@ def calibrate(
             help="Let prediction sets promise their coverage for each class, not only on average over classes.",
         ),
     ] = False,
-    label_column: LabelColumn = None,
-    id_column: IdColumn = None,
-    data: MovedData = None,
-    data_dir: DataDir = None,
-    device: Device = None,
-    threads: Threads = 0,
-    trust_code: TrustCode = False,
-    as_json: AsJson = False,
+    label_column: options.LabelColumn = None,
+    id_column: options.IdColumn = None,
+    data: options.MovedData = None,
+    data_dir: options.DataDir = None,
+    device: options.Device = None,
+    threads: options.Threads = 0,
+    trust_code: options.TrustCode = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Fit temperatures and prediction sets on held-out rows, and store them with the model.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,12 +53,16 @@ def _print(found: dict[str, Any], title: str, place: Path) -> None:
 
     console = wide_console()
     console.print(printable(title), markup=False)
-    for heading, (first, *others), rows in _tables(found):
-        right = [Column(name, justify="right") for name in others]
+    for part, (heading, first, columns) in _TABLES.items():
+        rows = {row["samples"]: row for row in found[part]} if part == "monte_carlo" else found[part]
+        right = [Column(name, justify="right") for name, _, _ in columns]
         table = Table(first, *right, title=f"\n{heading}", title_justify="left")
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
+        for name, row in rows.items():
+            if isinstance(row, dict):
+                cells = (format(row[key], form).replace("%", " %") for _, key, form in columns)
+                table.add_row(_MASKS.get(name, str(name)), *cells)
+        if rows:
+            console.print(table)
     console.print(
         f"\nThe mean absolute difference of mean and exact probabilities: {found['modes']['difference']:.4f}\n"
         f"The picture: {printable(place / 'diagnosis.png')}",
@@ -68,54 +71,26 @@ def _print(found: dict[str, Any], title: str, place: Path) -> None:
     )
 
 
-def _tables(found: dict[str, Any]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    """Yield heading, columns and rows of each table."""
-    yield (
-        "Retain probabilities given the label",
-        ["class", "rho", "q", "true posterior", "|q - true|"],
-        [
-            [kind, *(f"{row[k]:.4f}" for k in ("rho", "q", "true", "difference"))]
-            for kind, row in found["posterior"].items()
-        ],
-    )
-    yield (
-        "Monte Carlo against exact",
-        ["S", "rms error", "largest error", "time / exact's time"],
-        [
-            [str(row["samples"]), f"{row['rms_error']:.2e}", f"{row['largest_error']:.2e}", f"{row['time_ratio']:.3g}"]
-            for row in found["monte_carlo"]
-        ],
-    )
-    modes = {mode: found["modes"][mode] for mode in ("mean", "exact")}
-    shown = ("error", "nll", "ece", "confidence")
-    yield (
-        "Prediction",
-        ["mode", "error", "NLL", "ECE", "confidence"],
-        [
-            [mode, *(f"{100 * row[k]:.2f} %" if k in ("error", "ece") else f"{row[k]:.4f}" for k in shown)]
-            for mode, row in modes.items()
-        ],
-    )
-    if found["gradient"]:
-        yield (
-            "Gradient of the likelihood, as multiples of the exact gradient's norm",
-            ["of", "sampled: std", "sampled: bias"],
-            [
-                [name, f"{row['sampled_std']:.3f}", f"{row['sampled_bias']:.3f}"]
-                for name, row in found["gradient"].items()
-            ],
-        )
-    names = {"q": "q (training)", "p": "p(z | x)"}
-    yield (
-        "Appendix B: the regulariser, and gradients by class logits as multiples of softmax's",
-        ["masks from", "M", "bound", "target", "smaller", "rivals", "smaller"],
-        [
-            [names[name], f"{row['m']:.4f}", f"{row['bound']:.4f}"]
-            + [
-                text
-                for k in ("target", "rivals")
-                for text in (f"{row[f'{k}_ratio']:.3f}", f"{100 * row[f'{k}_smaller']:.1f} %")
-            ]
-            for name, row in found["stability"].items()
-        ],
-    )
+#: By the part of a diagnosis: the heading of its table, its first column, and the others: title, key and format.
+_TABLES = {
+    "posterior": ("Retain probabilities given the label", "class", [
+        ("rho", "rho", ".4f"), ("q", "q", ".4f"), ("true posterior", "true", ".4f"),
+        ("|q - true|", "difference", ".4f"),
+    ]),
+    "monte_carlo": ("Monte Carlo against exact", "S", [
+        ("rms error", "rms_error", ".2e"), ("largest error", "largest_error", ".2e"),
+        ("time / exact's time", "time_ratio", ".3g"),
+    ]),
+    "modes": ("Prediction", "mode", [
+        ("error", "error", ".2%"), ("NLL", "nll", ".4f"), ("ECE", "ece", ".2%"), ("confidence", "confidence", ".4f"),
+    ]),
+    "gradient": ("Gradient of the likelihood, as multiples of the exact gradient's norm", "of", [
+        ("sampled: std", "sampled_std", ".3f"), ("sampled: bias", "sampled_bias", ".3f"),
+    ]),
+    "stability": (
+        "Appendix B: the regulariser, and gradients by class logits as multiples of softmax's", "masks from", [
+        ("M", "m", ".4f"), ("bound", "bound", ".4f"), ("target", "target_ratio", ".3f"),
+        ("smaller", "target_smaller", ".1%"), ("rivals", "rivals_ratio", ".3f"), ("smaller", "rivals_smaller", ".1%"),
+    ]),
+}  # fmt: skip
+_MASKS = {"q": "q (training)", "p": "p(z | x)"}

@@ -9,22 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dropmax.cli.options import (
-    AsJson,
-    DataDir,
-    Device,
-    IdColumn,
-    LabelColumn,
-    Mode,
-    MovedData,
-    Samples,
-    Threads,
-    TrustCode,
-    check_mode,
-    grid,
-    tell,
-    use_threads,
-)
+from dropmax.cli import options
+from dropmax.cli.options import check_mode, grid, tell, use_threads
 from dropmax.errors import DataError, InvalidValue, check_choice, did_you_mean
 from dropmax.workbench.terminal import console, printable
 
@@ -50,8 +36,8 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
-    mode: Mode = None,
-    samples: Samples = 100,
+    mode: options.Mode = None,
+    samples: options.Samples = 100,
     split: Annotated[str, typer.Option(help="test, validation or train.", metavar="NAME")] = "test",
     outside: Annotated[
         Path | None,
@@ -63,14 +49,14 @@ def evaluate(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the masks in mode mc.", metavar="N")] = 0,
-    label_column: LabelColumn = None,
-    id_column: IdColumn = None,
-    data: MovedData = None,
-    data_dir: DataDir = None,
-    device: Device = None,
-    threads: Threads = 0,
-    trust_code: TrustCode = False,
-    as_json: AsJson = False,
+    label_column: options.LabelColumn = None,
+    id_column: options.IdColumn = None,
+    data: options.MovedData = None,
+    data_dir: options.DataDir = None,
+    device: options.Device = None,
+    threads: options.Threads = 0,
+    trust_code: options.TrustCode = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Measure error, NLL, Brier, calibration, rejection and prediction sets of a trained model."""
     check_choice("split", split, ("test", "validation", "train"))

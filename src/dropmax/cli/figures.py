@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dropmax.cli.options import DataDir, MovedData, Threads, TrustCode, grid, use_threads
+from dropmax.cli.options import DataDir, MovedData, Threads, TrustCode, grid, names, use_threads
 from dropmax.workbench.terminal import console, printable
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ def figures(
     made = make_figures(
         loaded,
         out,
-        only=_split(only or []),
-        formats=_split([form]),
+        only=names(",".join(only or [])),
+        formats=names(form),
         recorded=record,
         force=force,
         tell=(lambda one: None) if as_json else lambda one: print(printable(_line(one, width)), flush=True),
@@ -65,10 +65,6 @@ def figures(
         if loaded and len({(run.recipe.data.name, run.label) for run in loaded}) == len(loaded):
             print("One run per method: no bands over seeds. Give runs of other seeds for them.", file=sys.stderr)
         print(f"Captions, and the command that made them: {out / 'captions.md'}", file=sys.stderr)
-
-
-def _split(values: list[str]) -> list[str]:
-    return [part.strip() for value in values for part in value.split(",") if part.strip()]
 
 
 def _line(one: Made, width: int) -> str:

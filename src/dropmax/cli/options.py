@@ -92,6 +92,11 @@ def use_threads(threads: int) -> None:
         torch.set_num_threads(threads)
 
 
+def names(text: str) -> list[str]:
+    """Return the names in a list with commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 def tell(note: str) -> None:
     """Print a line for the person at the terminal, on standard error: what is piped stays as it is."""
     from dropmax.workbench.terminal import printable
@@ -108,11 +113,7 @@ def grid(*titles: str, right: Collection[str] = (), **look: Any) -> Any:
 
 
 def command(*arguments: object) -> str:
-    """Return a command to paste: the program as it was called, and arguments quoted where that is needed.
-
-    >>> command("evaluate", "my runs/first").split(maxsplit=1)[1]
-    "evaluate 'my runs/first'"
-    """
+    """Return a command to paste: the program as it was called, and arguments quoted where that is needed."""
     called = sys.argv[0]
     if Path(called).parts[-2:] == ("dropmax", "__main__.py"):
         program = [Path(sys.executable).name, "-m", "dropmax"]

@@ -14,19 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dropmax.cli.options import (
-    Device,
-    IdColumn,
-    LabelColumn,
-    Mode,
-    Samples,
-    Threads,
-    TrustCode,
-    check_mode,
-    grid,
-    tell,
-    use_threads,
-)
+from dropmax.cli import options
+from dropmax.cli.options import check_mode, grid, tell, use_threads
 from dropmax.errors import InvalidValue, RunError, check_choice
 from dropmax.workbench.terminal import console, printable
 
@@ -62,17 +51,17 @@ def predict(
             metavar="SHARE",
         ),
     ] = None,
-    mode: Mode = None,
-    samples: Samples = 100,
+    mode: options.Mode = None,
+    samples: options.Samples = 100,
     seed: Annotated[int, typer.Option(help="Seed of the masks in mode mc.", metavar="N")] = 0,
     as_is: Annotated[
         bool, typer.Option("--as-is", help="For a model of MNIST's digits: do not prepare photographs as MNIST was.")
     ] = False,
-    label_column: LabelColumn = None,
-    id_column: IdColumn = None,
-    device: Device = None,
-    threads: Threads = 0,
-    trust_code: TrustCode = False,
+    label_column: options.LabelColumn = None,
+    id_column: options.IdColumn = None,
+    device: options.Device = None,
+    threads: options.Threads = 0,
+    trust_code: options.TrustCode = False,
 ) -> None:
     """Say what things are, how sure that is, and what they may be confused with.
 

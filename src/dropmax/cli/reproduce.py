@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dropmax.cli.options import AsJson, DataDir
+from dropmax.cli.options import AsJson, DataDir, names
 from dropmax.errors import InvalidValue, check_choice
 from dropmax.workbench.recipes import parse_override
 from dropmax.workbench.terminal import printable
@@ -99,7 +99,7 @@ def reproduce(
     check_choice("engine", engine, ("local", "ray"))
     store = experiments.Store(out)
     if compared is not None:
-        _compare(store, *compared, _names(metrics), as_json)
+        _compare(store, *compared, names(metrics), as_json)
         return
     failed: dict[str, str] = {}
     if not only_tables:
@@ -113,18 +113,18 @@ def reproduce(
             out,
             engine=experiments.Cluster(address, workers) if engine == "ray" else experiments.Local(workers),
             data_dir=data_dir,
-            modes=None if modes == "all" else _names(modes),
+            modes=None if modes == "all" else names(modes),
             repair=repair,
             keep_runs=keep_runs,
             quiet=as_json,
         ).failed
-    written = experiments.write_tables(store, _names(metrics), _names(formats), modes=_names(table_modes))
-    tables = [experiments.make_table(store, metric, modes=_names(table_modes)) for metric in _names(metrics)]
+    written = experiments.write_tables(store, names(metrics), names(formats), modes=names(table_modes))
+    tables = [experiments.make_table(store, metric, modes=names(table_modes)) for metric in names(metrics)]
     _report(store, failed, tables, written, as_json)
     if failed:
         name, reason = next(iter(failed.items()))
-        names = ", ".join([f"{name} ({reason})", *list(failed)[1:]])
-        print(printable(f"dropmax: failed: {names}; --repair tries again"), file=sys.stderr)
+        others = ", ".join([f"{name} ({reason})", *list(failed)[1:]])
+        print(printable(f"dropmax: failed: {others}; --repair tries again"), file=sys.stderr)
         raise typer.Exit(1)
 
 
@@ -145,12 +145,8 @@ def _plan(
         return plan_study(study, data=data, runs=runs, trust_code=trust_code, **shared)
     if not data:
         raise InvalidValue("name the columns to reproduce, such as mnist-1k mnist-5k, or a --study FILE.toml")
-    chosen = None if heads == "all" else _names(heads)
+    chosen = None if heads == "all" else names(heads)
     return plan_table(data, heads=chosen, runs=5 if runs is None else runs, tune=tune, **shared)
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _compare(store: Any, a: str, b: str, metrics: list[str], as_json: bool) -> None:

@@ -9,19 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dropmax.cli.options import (
-    HEAD_NAMES,
-    AsJson,
-    DataDir,
-    Device,
-    IdColumn,
-    LabelColumn,
-    Threads,
-    TrustCode,
-    command,
-    tell,
-    use_threads,
-)
+from dropmax.cli import options
+from dropmax.cli.options import command, tell, use_threads
 from dropmax.errors import InvalidValue
 from dropmax.imports import plain_name
 from dropmax.workbench.recipes import Recipe, load_recipe, parse_override, recipe_for
@@ -45,8 +34,8 @@ def train(
             help="A second folder or file with the test part; without it, a part of DATA is held out.", metavar="PATH"
         ),
     ] = None,
-    label_column: LabelColumn = None,
-    id_column: IdColumn = None,
+    label_column: options.LabelColumn = None,
+    id_column: options.IdColumn = None,
     backbone: Annotated[
         str | None,
         typer.Option(
@@ -68,7 +57,7 @@ def train(
     head: Annotated[
         str | None,
         typer.Option(
-            help=f"dropmax by default, {', '.join(HEAD_NAMES[:-1])}, or your own: package.module:Class, "
+            help=f"dropmax by default, {', '.join(options.HEAD_NAMES[:-1])}, or your own: package.module:Class, "
             "./file.py:Class.",
             metavar="NAME",
         ),
@@ -105,17 +94,17 @@ def train(
     moved: Annotated[
         Path | None, typer.Option("--data", help="With --resume: where the data is now.", metavar="PATH")
     ] = None,
-    data_dir: DataDir = None,
-    device: Device = None,
-    threads: Threads = 0,
-    trust_code: TrustCode = False,
+    data_dir: options.DataDir = None,
+    device: options.Device = None,
+    threads: options.Threads = 0,
+    trust_code: options.TrustCode = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an old run in the run directory.")] = False,
     log: Annotated[
         list[str] | None,
         typer.Option(help="Log to tensorboard, mlflow or wandb too; may be repeated.", metavar="NAME"),
     ] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Short for --log tensorboard.")] = False,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Train a head on a data set, into a run directory.
 

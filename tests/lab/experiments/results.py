@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from dropmax.lab.experiments import Job, Plan, RunRecord, Store
@@ -27,10 +28,18 @@ def result(
     return RunRecord.model_validate(values | ({"test": found} if job.kind == "runs" else {}))
 
 
-def fill(store: Store, plan: Plan, errors: Mapping[tuple[str, str], Sequence[float]], command: str = "dropmax") -> None:
-    """Write the runs of an untuned plan: an error for each seed, by (variant, data)."""
-    store.join(plan, command)
+def fill(path: Path, plan: Plan, errors: Mapping[tuple[str, str], Sequence[float]], command: str = "dropmax") -> Store:
+    """Return a directory with the runs of an untuned plan: an error for each seed, by (variant, data)."""
+    store = begun(path, plan, command)
     for group in plan.groups:
         jobs = group.run_jobs({}, plan.runs)
         for job, error in zip(jobs, errors.get((group.variant, group.data), ()), strict=False):
             store.append(result(job, error=error, nll=10 * error))
+    return store
+
+
+def begun(path: Path, plan: Plan, command: str = "dropmax") -> Store:
+    """Return a directory with a plan of which nothing was done yet."""
+    store = Store(path)
+    store.join(plan, command)
+    return store

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 
 import pytest
 from scipy import stats
 
+from dropmax.cli.report import report
+from dropmax.cli.reproduce import reproduce
 from dropmax.errors import InvalidValue
 from dropmax.lab.experiments import Store, pictures, plan_table
 from dropmax.lab.experiments.compare import compare, make_page, print_comparison
@@ -26,10 +29,8 @@ ERRORS = {
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    store = Store(tmp_path / "out")
     plan = plan_table(["mnist-1k", "mnist-5k"], heads=["softmax", "sparsemax", "dropmax"], runs=4, tune=False)
-    fill(store, plan, ERRORS, command="dropmax reproduce <b>")
-    return store
+    return fill(tmp_path / "out", plan, ERRORS, command="dropmax reproduce <b>")
 
 
 def test_differences_are_paired_and_corrected(store: Store) -> None:
@@ -99,11 +100,6 @@ def test_the_page_of_a_study_has_tables_points_curves_and_commands_and_loads_not
 
 
 def test_the_command_line(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import json
-
-    from dropmax.cli.report import report
-    from dropmax.cli.reproduce import reproduce
-
     reproduce(compared=("dropmax", "softmax"), out=store.path, as_json=True)
     found = json.loads(capsys.readouterr().out)["differences"]
     assert len(found) == 6

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -14,14 +15,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+import typer
 
-from dropmax.errors import DropMaxError
+from dropmax import metrics
+from dropmax.cli.reproduce import reproduce as command
+from dropmax.errors import DropMaxError, RunError
+from dropmax.heads import MODES
 from dropmax.lab.experiments import Job, Local, Plan, RunRecord, Store, plan_study, plan_table, reproduce
+from dropmax.lab.experiments.engines import _gpu, _hear, _Worker
 from dropmax.lab.experiments.plan import resolve
 from dropmax.lab.experiments.reproduce import Progress, estimate_seconds
 from dropmax.lab.experiments.schedule import Schedule
 from dropmax.lab.experiments.worker import run_job
+from dropmax.workbench.evaluation import predict
+from dropmax.workbench.training import load_data, load_model
+from tests.lab.experiments.results import begun
 
 TINY: dict[str, Any] = {"training.epochs": 1, "data.train_size": 50, "data.validation_size": 50}
 #: Long enough to be caught in the middle; with a checkpoint every epoch there is something to go on from.
@@ -62,8 +73,6 @@ def workers_of(parent: int) -> list[int]:
 
 
 def test_a_run_is_measured_in_every_mode_and_a_tuning_run_never_on_the_test_set(tmp_path: Path) -> None:
-    from dropmax.heads import MODES
-
     group = plan(TINY, heads=["dropmax"], tune=True).groups[0]
     tuning = run_job(group.tune_jobs()[0], tmp_path / "tune", modes=["mean"])
     assert set(tuning.validation) == {"mean"}
@@ -80,12 +89,6 @@ def test_a_run_is_measured_in_every_mode_and_a_tuning_run_never_on_the_test_set(
 
 
 def test_the_scaled_metrics_are_those_of_a_temperature_fitted_on_the_held_out_rows(tmp_path: Path) -> None:
-    import torch
-
-    from dropmax import metrics
-    from dropmax.workbench.evaluation import predict
-    from dropmax.workbench.training import load_data, load_model
-
     job = plan({**TINY, "training.epochs": 5}, heads=["dropmax"]).groups[0].run_jobs({}, 1)[0]
     run = run_job(job, tmp_path / "run", modes=["mean", "exact"])
     trained, data = load_model(tmp_path / "run"), load_data(job.recipe, None)
@@ -117,8 +120,6 @@ def test_the_scaled_metrics_are_those_of_a_temperature_fitted_on_the_held_out_ro
 
 
 def test_rows_of_no_class_are_measured_and_never_trained_on(tmp_path: Path) -> None:
-    import numpy as np
-
     rng = np.random.default_rng(0)
     y = np.r_[np.arange(120) % 3, np.full(30, -1)]
     x = rng.normal(size=(150, 4)) + 6 * np.eye(4)[np.where(y < 0, 3, y)]  # class k along axis k, the others along 3
@@ -152,10 +153,8 @@ def test_leftovers_of_another_recipe_are_not_gone_on_with(tmp_path: Path) -> Non
 
 def test_estimates_grow_with_the_epochs() -> None:
     def seconds(epochs: int) -> float:
-        (found,) = estimate_seconds(
-            plan({**TINY, "training.epochs": epochs, "training.validate_every": 10**6})
-        ).values()
-        return found
+        long = plan({**TINY, "training.epochs": epochs, "training.validate_every": 10**6})
+        return next(iter(estimate_seconds(long).values()))
 
     assert seconds(10_000) > 20 * seconds(10)
 
@@ -163,9 +162,7 @@ def test_estimates_grow_with_the_epochs() -> None:
 def test_the_time_left_counts_the_epochs_of_runs_under_way(tmp_path: Path) -> None:
     two = plan({**TINY, "training.epochs": 100}, runs=2, tune=False)
     (group,) = two.groups
-    store = Store(tmp_path / "out")
-    store.join(two, "dropmax")
-    progress = Progress(Schedule(two, store), {group.key: 60.0}, workers=2)
+    progress = Progress(Schedule(two, begun(tmp_path / "out", two)), {group.key: 60.0}, workers=2)
     first, second = group.run_jobs({}, 2)
     assert progress.seconds_left() == 60
     assert progress.seconds_left([(first, 50), (second, 50)]) == pytest.approx(30)
@@ -177,9 +174,7 @@ def test_progress_names_the_runs_under_way(
     terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = plan({**TINY, "training.epochs": 100})
-    store = Store(tmp_path / "out")
-    store.join(one, "dropmax")
-    schedule = Schedule(one, store)
+    schedule = Schedule(one, begun(tmp_path / "out", one))
     (job,) = one.groups[0].run_jobs({}, 1)
     rows = [{"epoch": 40, "validation": {"error": 0.125}}, {"epoch": 41}]
     log = "cut off here\n" + "".join(json.dumps(row) + "\n" for row in rows)
@@ -205,6 +200,41 @@ def test_progress_names_the_runs_under_way(
     assert capsys.readouterr().err == ""
 
 
+# --- the local engine's workers -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"), [(None, ["0", "1", "0"]), ("5,7", ["5", "7", "5"]), ("", ["0", "1", "0"])]
+)
+def test_workers_share_the_gpus_in_turn(
+    visible: str | None, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [_gpu(index)["CUDA_VISIBLE_DEVICES"] for index in range(3)] == expected
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert _gpu(0) == {}
+
+
+def test_a_worker_that_never_began_has_nothing_to_stop_and_nothing_to_say() -> None:
+    worker = _Worker(0, queue.Queue())
+    worker.ask_to_stop()
+    worker.stop()
+    assert worker.how_it_ended() == "for an unknown reason"
+
+
+def test_an_idle_workers_death_costs_nothing_and_its_request_to_stop_ends_all(tmp_path: Path) -> None:
+    one = plan({})
+    schedule = Schedule(one, begun(tmp_path / "out", one))
+    worker = _Worker(0, queue.Queue())
+    _hear(worker, None, schedule, {})
+    assert (schedule.left, schedule.failed()) == (1, {})
+    with pytest.raises(RunError, match="the disk is full"):
+        _hear(worker, '{"stop": "the disk is full"}', schedule, {})
+
+
 # --- whole plans -------------------------------------------------------------------------------------------------
 
 
@@ -214,9 +244,9 @@ def metrics_of(out: Path) -> dict[str, Any]:
 
 def start(out: Path) -> subprocess.Popen[str]:
     settings = [f"--set={name}={json.dumps(value)}" for name, value in SLOW.items()]
-    command = [sys.executable, "-m", "dropmax", "reproduce", "mnist-1k", "--heads", "softmax", "--runs", "2"]
-    command += ["--no-tune", "--workers", "1", "--out", str(out), *settings]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    arguments = [sys.executable, "-m", "dropmax", "reproduce", "mnist-1k", "--heads", "softmax", "--runs", "2"]
+    arguments += ["--no-tune", "--workers", "1", "--out", str(out), *settings]
+    return subprocess.Popen(arguments, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for workers in /proc, which is not here")
@@ -283,10 +313,6 @@ def test_a_worker_that_is_killed_costs_one_attempt_of_its_run_only(tmp_path: Pat
 def test_a_study_with_a_diverging_variant_ends_with_exit_code_1_and_the_others_done(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import typer
-
-    from dropmax.cli.reproduce import reproduce as command
-
     study = tmp_path / "study.toml"
     study.write_text(
         """

@@ -15,8 +15,9 @@ from dropmax.errors import RunError
 from dropmax.lab.experiments import Plan, Store, plan_table
 from dropmax.lab.experiments.records import failure
 from dropmax.lab.experiments.schedule import Schedule, best_point
+from dropmax.lab.experiments.worker import run_job
 from dropmax.workbench.files import CannotWrite
-from tests.lab.experiments.results import fill, result
+from tests.lab.experiments.results import begun, fill, result
 
 
 def plan(**changes: object) -> Plan:
@@ -24,11 +25,12 @@ def plan(**changes: object) -> Plan:
     return plan_table(**{**given, **changes})  # type: ignore[arg-type]
 
 
+TWO_RUNS = {(head, "mnist-1k"): [0.05, 0.06] for head in ("softmax", "dropmax")}
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    store = Store(tmp_path / "out")
-    fill(store, plan(), {(head, "mnist-1k"): [0.05, 0.06] for head in ("softmax", "dropmax")})
-    return store
+    return fill(tmp_path / "out", plan(), TWO_RUNS)
 
 
 @pytest.mark.parametrize(
@@ -50,14 +52,12 @@ def test_a_different_plan_is_refused_and_the_difference_named(
     assert store.file.read_bytes() == before
 
 
-def test_a_grid_may_grow_but_not_shrink(store: Store, tmp_path: Path) -> None:
+def test_a_grid_may_grow_but_not_shrink(tmp_path: Path) -> None:
     small, large = plan(tune="paper"), plan(tune=True)  # four weight decays; the same with three learning rates
     small_points = [{**point, "training.learning_rate": 1e-3} for point in small.groups[0].points]
-    small = dataclasses.replace(
-        small, groups=tuple(dataclasses.replace(group, points=tuple(small_points)) for group in small.groups)
-    )
-    store = Store(tmp_path / "tuned")
-    fill(store, small, {(head, "mnist-1k"): [0.05, 0.06] for head in ("softmax", "dropmax")})
+    groups = tuple(dataclasses.replace(group, points=tuple(small_points)) for group in small.groups)
+    small = dataclasses.replace(small, groups=groups)
+    store = fill(tmp_path / "tuned", small, TWO_RUNS)
     store.join(large, "dropmax")
     assert [len(group.points) for group in store.plan().groups] == [12, 12]
     with pytest.raises(RunError, match="12 points there, 4 here"):
@@ -72,20 +72,18 @@ def rewrite_plan(store: Store, change: Callable[[dict[str, Any]], object]) -> No
 
 
 def test_a_recipe_that_changed_under_the_results_is_noticed(store: Store) -> None:
-    def change(plan: dict[str, Any]) -> None:
-        plan["groups"]["mnist-1k.released.dropmax"]["recipe"]["training"]["batch_size"] = 64
-
-    rewrite_plan(store, change)
+    dropmax = "mnist-1k.released.dropmax"
+    rewrite_plan(store, lambda plan: plan["groups"][dropmax]["recipe"]["training"].update(batch_size=64))
     with pytest.raises(RunError, match=r"mnist-1k.released.dropmax: training.batch_size is 64 there and 100 here"):
         store.check(plan())
 
 
 def test_a_field_that_recipes_got_later_is_no_difference(store: Store) -> None:
-    def change(plan: dict[str, Any]) -> None:
+    def forget(plan: dict[str, Any]) -> None:
         for group in plan["groups"].values():
             del group["recipe"]["training"]["clip_norm"]
 
-    rewrite_plan(store, change)
+    rewrite_plan(store, forget)
     store.check(plan())
     assert {group.recipe.training.clip_norm for group in store.plan().groups} == {0.0}
 
@@ -107,8 +105,7 @@ def test_a_plan_grows(store: Store) -> None:
 
 
 def test_a_plan_of_which_nothing_was_done_can_be_changed(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store.join(plan(), "one")
+    store = begun(tmp_path, plan())
     store.join(plan(schedule_scale=0.5), "two")
     assert store.plan().schedule_scale == 0.5
 
@@ -212,8 +209,8 @@ def test_a_result_of_another_recipe_or_point_is_not_taken(store: Store) -> None:
 
 
 def test_runs_wait_for_the_grid_and_take_its_best_point(tmp_path: Path) -> None:
-    store, tuned = Store(tmp_path), plan(heads=["softmax", "dropmax-qp"], tune=True)
-    store.join(tuned, "dropmax")
+    tuned = plan(heads=["softmax", "dropmax-qp"], tune=True)
+    store = begun(tmp_path, tuned)
     done: list[str] = []
     schedule = Schedule(tuned, store, on_group_done=lambda group: done.append(group.variant))
     order = []
@@ -241,8 +238,8 @@ def test_the_best_point_breaks_ties_by_likelihood_and_skips_failures() -> None:
 
 
 def test_a_grid_that_failed_throughout_fails_its_runs(tmp_path: Path) -> None:
-    store, tuned = Store(tmp_path), plan(heads=["softmax"], tune=True)
-    store.join(tuned, "dropmax")
+    tuned = plan(heads=["softmax"], tune=True)
+    store = begun(tmp_path, tuned)
     schedule = Schedule(tuned, store)
     while (job := schedule.next()) is not None:
         schedule.finished(job, failure(job, "no luck"))
@@ -268,22 +265,19 @@ def test_a_directory_whose_process_was_killed_before_it_had_a_plan_can_be_used(t
 def test_a_kill_between_the_record_and_the_end_of_its_scratch_directory_leaves_nothing(
     tmp_path: Path, keep: bool
 ) -> None:
-    store = Store(tmp_path)
-    store.join(plan(), "a test")
-    done, begun, _ = plan(runs=3).groups[0].run_jobs({}, 3)
-    for each in (done, begun):
+    store = begun(tmp_path, plan())
+    done, cut_off, _ = plan(runs=3).groups[0].run_jobs({}, 3)
+    for each in (done, cut_off):
         store.work(each).mkdir(parents=True)
         (store.work(each) / "model").touch()
     store.append(result(done))  # and killed here
     schedule = Schedule(plan(runs=3), store, keep_runs=keep)
     assert list(schedule.results) == [done.id]
-    assert [path.name for path in (tmp_path / "work").iterdir()] == [store.work(begun).name]
+    assert [path.name for path in (tmp_path / "work").iterdir()] == [store.work(cut_off).name]
     assert (store.model(done) / "model").exists() == keep
 
 
 def test_a_full_disk_fails_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dropmax.lab.experiments.worker import run_job
-
     def full(*_: object, **__: object) -> None:
         raise CannotWrite("cannot write model.safetensors: No space left on device")
 
@@ -294,8 +288,8 @@ def test_a_full_disk_fails_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         patch.setattr("dropmax.workbench.training.loop.save_model", full)
         with pytest.raises(CannotWrite):
             run_job(job, tmp_path / "work")
-        begun = checkpoint.stat()
+        before = checkpoint.stat()
         with pytest.raises(CannotWrite):  # nor does it cost what was done before
             run_job(job, tmp_path / "work")
-    assert checkpoint.stat().st_ino == begun.st_ino
+    assert checkpoint.stat().st_ino == before.st_ino
     assert run_job(job, tmp_path / "work").status == "done"

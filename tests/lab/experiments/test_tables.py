@@ -12,15 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from dropmax.cli.reproduce import reproduce
 from dropmax.errors import InvalidValue, RunError
-from dropmax.heads import HEADS
+from dropmax.heads import HEADS, Softmax
 from dropmax.lab.experiments import Store, holm, make_table, plan_study, plan_table, write_tables
 from dropmax.lab.experiments.compare import compare
 from dropmax.lab.experiments.paper import COLUMNS, PAPER, ROWS
 from dropmax.lab.experiments.records import failure
 from dropmax.lab.experiments.render import print_table, to_dict, to_markdown, to_tex
 from dropmax.lab.results import load
-from tests.lab.experiments.results import fill, result
+from tests.lab.experiments.results import begun, fill, result
 from tools import docs_tables
 
 ERRORS = {
@@ -34,9 +35,7 @@ ERRORS = {
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     plan = plan_table(["mnist-1k"], heads=["softmax", "sparsemax", "dropmax-qp", "dropmax"], tune=False)
-    store = Store(tmp_path / "out")
-    fill(store, plan, ERRORS)
-    return store
+    return fill(tmp_path / "out", plan, ERRORS)
 
 
 def test_means_intervals_and_corrected_p_values(store: Store) -> None:
@@ -85,8 +84,7 @@ def test_cells_without_numbers_say_why(store: Store) -> None:
 
 def test_runs_that_are_missing_or_failed_are_counted(tmp_path: Path) -> None:
     plan = plan_table(["mnist-1k"], heads=["softmax", "sparsemax", "dropmax"], runs=3, tune=False)
-    store = Store(tmp_path / "out")
-    fill(store, plan, {("softmax", "mnist-1k"): [0.05, 0.06], ("dropmax", "mnist-1k"): [0.04]})
+    store = fill(tmp_path / "out", plan, {("softmax", "mnist-1k"): [0.05, 0.06], ("dropmax", "mnist-1k"): [0.04]})
     softmax, sparsemax, dropmax = plan.groups
     for job in (softmax.run_jobs({}, 3)[2], *sparsemax.run_jobs({}, 3)):
         store.append(failure(job, "the loss went away"))
@@ -102,10 +100,8 @@ def test_runs_that_are_missing_or_failed_are_counted(tmp_path: Path) -> None:
 
 
 def test_numbers_on_awa2_stay_out_of_the_awa_column(tmp_path: Path) -> None:
-    store = Store(tmp_path / "out")
     plan = plan_table(["awa2"], heads=["softmax"], runs=2, tune=False)
-    fill(store, plan, {("softmax", "awa2"): [0.3, 0.4]})
-    table = make_table(store)
+    table = make_table(fill(tmp_path / "out", plan, {("softmax", "awa2"): [0.3, 0.4]}))
     assert ("softmax", "awa") not in table.cells, "its column appears where one of the paper's was asked for"
     assert table.cells["softmax", "awa2"].mean == pytest.approx(35)
     assert table.cells["softmax", "awa2"].paper is None
@@ -124,12 +120,10 @@ def test_the_papers_numbers() -> None:
 
 
 def test_stamps_are_on_every_table(tmp_path: Path) -> None:
-    store = Store(tmp_path / "out")
-    plan = plan_table(
-        ["mnist-1k"], heads=["softmax"], runs=2, tune=False, schedule_scale=0.1, train_size=500,
-        overrides={"training.batch_size": 25},
-    )  # fmt: skip
-    fill(store, plan, {("softmax", "mnist-1k"): [0.05, 0.06]}, command="dropmax reproduce mnist-1k")
+    shorter = {"schedule_scale": 0.1, "train_size": 500, "overrides": {"training.batch_size": 25}}
+    plan = plan_table(["mnist-1k"], heads=["softmax"], runs=2, tune=False, **shorter)  # type: ignore[arg-type]
+    errors = {("softmax", "mnist-1k"): [0.05, 0.06]}
+    store = fill(tmp_path / "out", plan, errors, command="dropmax reproduce mnist-1k")
     written = write_tables(store, formats=["md", "tex"])
     assert written == ["tables.md", "tables.tex", "runs.csv"]
     for name in written[:2]:
@@ -190,9 +184,8 @@ def test_nll_is_in_nats_and_has_no_number_of_the_papers(store: Store) -> None:
 
 def test_awkward_text_is_escaped(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script> & 50% | $x_1$"
-    store = Store(tmp_path / "out")
     plan = plan_table(["mnist-1k"], heads=["softmax", "dropmax"], runs=1, tune=False)
-    fill(store, plan, {("dropmax", "mnist-1k"): [0.05]}, command=f"dropmax {evil}")
+    store = fill(tmp_path / "out", plan, {("dropmax", "mnist-1k"): [0.05]}, command=f"dropmax {evil}")
     job = plan.groups[0].run_jobs({}, 1)[0]
     store.append(failure(job, evil))
     table = make_table(store)
@@ -209,21 +202,16 @@ def test_awkward_text_is_escaped(tmp_path: Path) -> None:
 def test_a_registered_head_keeps_its_row_and_a_study_has_rows_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dropmax.heads import Softmax
-
     monkeypatch.setitem(HEADS, "focal", Softmax)
-    store = Store(tmp_path / "out")
-    fill(store, plan_table(["mnist-1k"], heads=["focal"], runs=2, tune=False), {("focal", "mnist-1k"): [0.05, 0.06]})
-    table = make_table(store)
+    plan = plan_table(["mnist-1k"], heads=["focal"], runs=2, tune=False)
+    table = make_table(fill(tmp_path / "out", plan, {("focal", "mnist-1k"): [0.05, 0.06]}))
     assert list(table.rows) == [*ROWS, "focal"]
     assert table.cells["focal", "mnist-1k"].mean == pytest.approx(5.5)
     assert table.cells["focal", "mnist-1k"].paper is None
 
     path = tmp_path / "s.toml"
     path.write_text('[base]\ndata = "mnist-1k"\n[variants.dropmax]\n[variants.no-kl]\n"head.kl_weight" = 0\n')
-    study = Store(tmp_path / "study")
-    fill(study, plan_study(path, runs=2), {("no-kl", "mnist-1k"): [0.05, 0.06]})
-    table = make_table(study)
+    table = make_table(fill(tmp_path / "study", plan_study(path, runs=2), {("no-kl", "mnist-1k"): [0.05, 0.06]}))
     assert list(table.rows) == ["dropmax", "no-kl"]
     assert [column.data for column in table.columns] == ["mnist-1k"]
     assert table.cells["dropmax", "mnist-1k"].paper is None
@@ -234,10 +222,9 @@ def test_the_papers_numbers_stand_beside_the_papers_data_only(tmp_path: Path) ->
     for index, options in enumerate(
         ({"train_size": 500}, {"overrides": {"data.train_size": 500}}, {"overrides": {"data.name": "cifar-100-5k"}})
     ):
-        store = Store(tmp_path / str(index))
         plan = plan_table(["mnist-1k"], heads=["softmax"], runs=1, tune=False, **options)  # type: ignore[arg-type]
-        fill(store, plan, {("softmax", plan.groups[0].data): [0.05]})
-        cell = make_table(store).cells["softmax", plan.groups[0].data]
+        key = ("softmax", plan.groups[0].data)
+        cell = make_table(fill(tmp_path / str(index), plan, {key: [0.05]})).cells[key]
         assert cell.mean == pytest.approx(5.0)
         assert cell.paper is None
 
@@ -252,12 +239,10 @@ def tuned(tmp_path: Path) -> Store:
         '[variants."dropmax-0.1"]\ngrid."training.weight_decay" = [1e-5, 1e-4]\n'
         'grid."training.learning_rate" = [1e-4, 1e-3, 1e-2]\n'
     )
-    store = Store(tmp_path / "results" / "study")
     plan = plan_study(path, runs=2)
-    store.join(plan, "dropmax")
-    for group, point, error in zip(
-        plan.groups, (plan.groups[0].points[0], plan.groups[1].points[4]), (4, 2), strict=True
-    ):
+    store = begun(tmp_path / "results" / "study", plan)
+    winners = plan.groups[0].points[0], plan.groups[1].points[4]
+    for group, point, error in zip(plan.groups, winners, (4, 2), strict=True):
         for job in group.run_jobs(point, 2):
             exact = group.variant != "softmax"
             store.append(result(job, error=(error + job.seed) / 100, exact=exact, nll_scaled=error, aurc_scaled=0.01))
@@ -276,9 +261,6 @@ def test_a_further_mode_has_rows_where_it_was_measured(tuned: Store, capsys: pyt
         compare(tuned, "dropmax-0.1", "softmax@exact")
     with pytest.raises(InvalidValue, match="unknown mode 'exakt': did you mean 'exact'"):
         make_table(tuned, modes=("mean", "exakt"))
-
-    from dropmax.cli.reproduce import reproduce
-
     reproduce(only_tables=True, out=tuned.path, metrics="error,aurc_scaled", table_modes="mean,exact")
     assert "dropmax-0.1, exact" in capsys.readouterr().out
     # Metrics of one data set stand side by side.

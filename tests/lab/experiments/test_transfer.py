@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 from dropmax.errors import InvalidValue, RunError
-from dropmax.lab.experiments import Plan, Store, plan_table, tuned_from
+from dropmax.lab.experiments import Plan, plan_table, tuned_from
 from dropmax.lab.experiments.records import failure
 from dropmax.lab.experiments.tables import make_table
-from tests.lab.experiments.results import result
+from tests.lab.experiments.results import begun, result
 
 HEADS = ["softmax", "dropmax-qp"]
 
 
 def source(path: Path, *, leave_out: int = 0, data: tuple[str, ...] = ("mnist-1k",)) -> Path:
     """A directory in which the grid point number 5 of each head won."""
-    store, plan = Store(path), plan_table(list(data), heads=HEADS, runs=1)
-    store.join(plan, "a test")
+    plan = plan_table(list(data), heads=HEADS, runs=1)
+    store = begun(path, plan)
     for group in plan.groups:
         jobs = group.tune_jobs()
         for number, job in enumerate(jobs[: len(jobs) - leave_out]):
@@ -46,8 +46,7 @@ def test_every_head_takes_the_point_that_won_and_is_not_tuned_again(tmp_path: Pa
 
 def test_the_table_says_where_it_was_tuned_and_the_directory_takes_no_other_plan(tmp_path: Path) -> None:
     plan = tuned_from(larger(), source(tmp_path / "small"))
-    store = Store(tmp_path / "large")
-    store.join(plan, "a test")
+    store = begun(tmp_path / "large", plan)
     assert store.plan().tuned_on == plan.tuned_on
     assert any("won on the hold-out set of mnist-1k.released" in note for note in make_table(store).notes)
     job = plan.groups[0].run_jobs({}, 1)[0]

@@ -14,16 +14,8 @@ from typing import Any
 import aiohttp
 
 FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-    "--hide-scrollbars",
-    "--remote-debugging-port=0",
+    *("--headless", "--no-sandbox", "--no-first-run", "--hide-scrollbars", "--remote-debugging-port=0"),
+    *(f"--disable-{what}" for what in ("gpu", "background-networking", "component-update", "sync", "dev-shm-usage")),
 )
 
 

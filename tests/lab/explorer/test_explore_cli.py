@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
+import webbrowser
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,13 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs FastAPI (the extra `explore`)")
 
+from dropmax.lab.explorer import Explorer, server
 from dropmax.workbench.data import load
 from dropmax.workbench.recipes import Recipe, load_recipe
 from dropmax.workbench.training import build, load_data, save_model
+from tests.cli.asking import notes, refusal
 from tests.command import dropmax
+from tests.lab.explorer.small import make_explorer
 
 
 @pytest.fixture(scope="module")
@@ -38,18 +42,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def explore(*arguments: object) -> tuple[int, str, str]:
-    done = dropmax("explore", *arguments)
-    return done.returncode, done.stdout, done.stderr
-
-
-def one_line(result: tuple[int, str, str], words: str) -> None:
-    code, out, err = result
-    assert code == 2, err
-    assert out == ""
-    assert err.count("\n") == 1
-    assert err.startswith("dropmax: ")
-    assert words in err
+def refused(words: str, *arguments: object) -> None:
+    said = refusal("explore", *arguments)
+    assert said.count("\n") == 1
+    assert words in said
 
 
 def test_it_starts_says_where_and_stops(run: Path) -> None:
@@ -75,46 +71,36 @@ def test_it_starts_says_where_and_stops(run: Path) -> None:
     assert sorted(os.listdir(run)) == ["model.safetensors", "recipe.toml"]  # it only ever reads
 
 
-def test_other_machines_are_let_in_only_with_a_warning(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dropmax.lab.explorer import Explorer, server
-    from tests.lab.explorer.small import make_explorer
-
+def test_a_warning_for_other_machines_and_a_browser_only_when_asked(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[bool] = []
-    monkeypatch.setattr(Explorer, "open", lambda *_, **__: make_explorer(examples=3))
-    monkeypatch.setattr(server, "serve", lambda app, bound: served.append(server.is_loopback(bound)))
-    assert "warning: listening on 0.0.0.0" in explore(run, "--host", "0.0.0.0", "--port", 0)[2]
-    assert explore(run, "--port", 0)[2] == ""
-    assert served == [False, True]
-
-
-def test_a_browser_is_opened_only_when_asked(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import webbrowser
-
-    from dropmax.lab.explorer import Explorer, server
-    from tests.lab.explorer.small import make_explorer
-
     opened: list[str] = []
     monkeypatch.setattr(Explorer, "open", lambda *_, **__: make_explorer(examples=3))
-    monkeypatch.setattr(server, "serve", lambda app, bound: None)
+    monkeypatch.setattr(server, "serve", lambda app, bound: served.append(server.is_loopback(bound)))
     monkeypatch.setattr(webbrowser, "open", opened.append)
-    out = explore(run, "--port", 0)[1] + explore(run, "--port", 0, "--no-browser")[1]
-    assert out.count("The explorer is at http://127.0.0.1:") == 2
+    assert "warning: listening on 0.0.0.0" in notes("explore", run, "--host", "0.0.0.0", "--port", 0)
+    for option in ([], ["--no-browser"]):
+        done = dropmax("explore", run, "--port", 0, *option)
+        assert done.stdout.startswith("The explorer is at http://127.0.0.1:")
+        assert done.stderr == ""
+    assert served == [False, True, True]
     assert opened == []
-    explore(run, "--port", 0, "--open")
+    dropmax("explore", run, "--port", 0, "--open")
     assert len(opened) == 1
 
 
 def test_mistakes_end_in_one_line(run: Path, tmp_path: Path) -> None:
-    one_line(explore(tmp_path / "nothing", "--port", 0), "there is no trained model at")
+    refused("there is no trained model at", tmp_path / "nothing", "--port", 0)
     begun = tmp_path / "begun"
     begun.mkdir()
     (begun / "recipe.toml").write_text((run / "recipe.toml").read_text())
-    one_line(explore(begun, "--port", 0), "has not ended")
+    refused("has not ended", begun, "--port", 0)
     (begun / "model.safetensors").write_bytes(b"\x80\x04cos\nsystem\n")
-    one_line(explore(begun, "--port", 0), "damaged")
+    refused("damaged", begun, "--port", 0)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        one_line(explore(run, "--port", taken.getsockname()[1]), "cannot listen on port")
-    one_line(explore(run, "--host", "no-such-host.invalid"), "--host")
+        port = taken.getsockname()[1]
+        refused(f"cannot listen on port {port} of 127.0.0.1 (", run, "--port", port)
+        refused("choose another with --port, or 0 for a free one", run, "--port", port)
+    refused("--host", run, "--host", "no-such-host.invalid")
 
 
 def test_a_run_without_its_data_is_one_line(tmp_path: Path) -> None:
@@ -123,7 +109,7 @@ def test_a_run_without_its_data_is_one_line(tmp_path: Path) -> None:
     network = {"name": "tutorial-cnn", "hidden": 8}
     recipe = Recipe(recipe.data, network, {"name": "softmax"}, recipe.training)
     save_model(tmp_path / "model.safetensors", build(recipe, data.input_shape, 10), recipe, data)
-    one_line(explore(tmp_path, "--port", 0, "--data-dir", tmp_path / "empty"), "cifar-100")
+    refused("cifar-100", tmp_path, "--port", 0, "--data-dir", tmp_path / "empty")
 
 
 @pytest.mark.parametrize("package", ["fastapi", "uvicorn"])
@@ -134,4 +120,4 @@ def test_the_missing_extra_is_named(run: Path, monkeypatch: pytest.MonkeyPatch, 
         monkeypatch.delitem(sys.modules, f"dropmax.lab.explorer.{name}", raising=False)
         monkeypatch.delattr(dropmax.lab.explorer, name, raising=False)
     monkeypatch.setitem(sys.modules, package, None)
-    one_line(explore(run, "--port", 0), 'pip install "dropmax[explore]"')
+    refused('pip install "dropmax[explore]"', run, "--port", 0)

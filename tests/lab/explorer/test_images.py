@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import struct
 import zlib
@@ -130,8 +131,6 @@ def test_a_digit_on_light_or_dark_or_clear_paper_is_the_same_digit() -> None:
 
 @pytest.mark.parametrize("channels", [1, 2, 3])
 def test_a_png_holds_the_pixels_it_was_made_of(channels: int) -> None:
-    import base64
-
     pixels = torch.randint(0, 256, (channels, 5, 7), dtype=torch.uint8)
     kind, _, content = images.png(pixels).partition(",")
     assert kind == "data:image/png;base64"

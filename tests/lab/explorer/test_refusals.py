@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import quote, urlencode
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -70,23 +73,22 @@ def test_other_methods_are_refused(client: Any, method: str, address: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("content", "status", "words"),
+    ("what", "content", "status", "words"),
     [
-        (b"", 422, "280 x 280 bytes"),
-        (b"x" * 100, 422, "280 x 280 bytes"),
-        (bytes(280 * 280), 422, "nothing drawn"),
-        (bytes(280 * 280 + 1), 413, "too large"),
+        ("drawing", b"", 422, "280 x 280 bytes"),
+        ("drawing", b"x" * 100, 422, "280 x 280 bytes"),
+        ("drawing", bytes(280 * 280), 422, "nothing drawn"),
+        ("drawing", bytes(280 * 280 + 1), 413, "too large"),
+        ("image", b"", 422, "empty"),
+        ("image", b"GIF89a...", 422, "not an image that can be read"),
+        ("image", picture()[:-40], 422, "damaged"),
+        ("image?prepare=../x", picture(), 422, "prepare"),
     ],
 )
-def test_a_drawing_that_is_none_is_refused(client: Any, content: bytes, status: int, words: str) -> None:
-    refused(client.post("/api/try/drawing", content=content, headers=BYTES), status, words)
-
-
-def test_files_that_are_no_images_are_refused(client: Any) -> None:
-    refused(client.post("/api/try/image", content=b"", headers=BYTES), 422, "empty")
-    refused(client.post("/api/try/image", content=b"GIF89a...", headers=BYTES), 422, "not an image that can be read")
-    refused(client.post("/api/try/image", content=picture()[:-40], headers=BYTES), 422, "damaged")
-    refused(client.post("/api/try/image?prepare=../x", content=picture(), headers=BYTES), 422, "prepare")
+def test_what_is_no_drawing_or_image_is_refused(
+    client: Any, what: str, content: bytes, status: int, words: str
+) -> None:
+    refused(client.post(f"/api/try/{what}", content=content, headers=BYTES), status, words)
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "multipart/form-data; boundary=x", "application/json", ""])
@@ -149,8 +151,6 @@ def test_a_bug_of_ours_shows_nothing_of_our_insides(
 
 
 def test_an_answer_that_is_not_finite_is_a_sentence(make_client: Callable[..., Any]) -> None:
-    import torch
-
     explorer = make_explorer(examples=12)
     client = make_client(explorer)
     with torch.no_grad():
@@ -159,11 +159,8 @@ def test_an_answer_that_is_not_finite_is_a_sentence(make_client: Callable[..., A
 
 
 def test_a_crowd_is_asked_to_come_back(make_client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    from dropmax.lab.explorer import app
-
-    monkeypatch.setattr(app.Worker.__init__, "__defaults__", (2, 0))
-    response = make_client(make_explorer(examples=12)).get("/api/examples/1")
-    refused(response, 503, "busy")
+    monkeypatch.setattr("dropmax.lab.explorer.app.Worker.__init__.__defaults__", (2, 0))
+    refused(make_client(make_explorer(examples=12)).get("/api/examples/1"), 503, "busy")
 
 
 # --- hosts and origins -----------------------------------------------------------------------------------------------
@@ -204,8 +201,6 @@ def test_no_name_but_ours_is_answered(host: str) -> None:
 
 
 def test_a_server_for_others_answers_to_addresses_and_its_own_name() -> None:
-    import socket
-
     for host in ("192.168.0.7:80", "[fe80::1]", "localhost", socket.gethostname(), "10.0.0.1"):
         assert allowed_host(host, "0.0.0.0")
     assert allowed_host("lab-machine:8765", "lab-machine")
@@ -272,8 +267,6 @@ _names = st.sampled_from(["true", "predicted", "rival", "order", "page", "noise"
 def test_whatever_is_asked_the_answer_is_json_and_polite(
     client: Any, method: str, address: str, more: str, query: list[tuple[str, str]], body: bytes, kind: str
 ) -> None:
-    from urllib.parse import quote, urlencode
-
     path = address + quote(more.encode("utf-8", "surrogatepass"), safe="/")
     search = urlencode([(name, value.encode("utf-8", "surrogatepass")) for name, value in query])
     response = client.request(method, f"{path}?{search}", content=body, headers={"content-type": kind})

@@ -160,14 +160,6 @@ def test_fifty_clients_at_once_are_all_served(explorer: Explorer) -> None:
 # --- the address -----------------------------------------------------------------------------------------------------
 
 
-def test_a_port_that_is_taken_is_reported() -> None:
-    with server.bind("127.0.0.1", 0) as taken:
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(RunError, match=rf"cannot listen on port {port} of 127.0.0.1 .*choose another with --port"):
-            server.bind("127.0.0.1", port)
-
-
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "300.1.1.1", "", "x" * 300])
 def test_an_address_that_is_none_is_reported(host: str) -> None:
     with pytest.raises(RunError, match=r"--host|cannot listen"):
@@ -175,7 +167,7 @@ def test_an_address_that_is_none_is_reported(host: str) -> None:
 
 
 def test_the_printed_address_can_be_opened() -> None:
-    for host, start in (("127.0.0.1", "http://127.0.0.1:"), ("0.0.0.0", "http://127.0.0.1:")):
+    for host in ("127.0.0.1", "0.0.0.0"):
         with server.bind(host, 0) as bound:
-            assert server.address(bound) == f"{start}{bound.getsockname()[1]}/"
+            assert server.address(bound) == f"http://127.0.0.1:{bound.getsockname()[1]}/"
             assert server.is_loopback(bound) == (host == "127.0.0.1")

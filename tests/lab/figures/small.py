@@ -33,17 +33,8 @@ def write_data(path: Path, classes: Sequence[str], *, images: bool = True, each:
 def make_run(path: Path, data: Path, head: str, *, seed: int = 0, epochs: int = 4, refit: bool = False) -> Path:
     """Train a small network on such a file."""
     torch.set_num_threads(1)
-    recipe = load_recipe("own-features").override(
-        {
-            "data.name": str(data),
-            "network.hidden": [12],
-            "head.name": head,
-            "training.epochs": epochs,
-            "training.batch_size": 16,
-            "training.learning_rate": 0.01,
-            "training.seed": seed,
-            "training.refit": refit,
-        }
-    )
-    train(recipe, path, quiet=True)
+    training = {"epochs": epochs, "batch_size": 16, "learning_rate": 0.01, "seed": seed, "refit": refit}
+    values = {"data.name": str(data), "network.hidden": [12], "head.name": head}
+    values |= {f"training.{name}": value for name, value in training.items()}
+    train(load_recipe("own-features").override(values), path, quiet=True)
     return path

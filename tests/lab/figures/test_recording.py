@@ -11,7 +11,8 @@ import torch.nn.functional as F
 
 from dropmax.lab.figures import recording
 from dropmax.lab.figures.runs import load_runs
-from dropmax.workbench.training import Interrupted
+from dropmax.workbench.data import Batches
+from dropmax.workbench.training import Interrupted, build
 from tests.lab.figures.small import make_run, write_data
 
 
@@ -65,9 +66,6 @@ def test_many_steps_are_averaged_in_windows(
 
 def test_the_gradient_is_that_of_the_classifier(image_runs: list[Path], tmp_path: Path) -> None:
     """The first step's norm, from the loss at the seed's own weights on the first batch."""
-    from dropmax.workbench.data import Batches
-    from dropmax.workbench.training import build
-
     (run,) = load_runs(image_runs[:1])
     found = recording.record(run, tmp_path, quiet=True)
     options = run.recipe.training

@@ -191,11 +191,7 @@ def parse(line: bytes) -> PlanRecord | RunRecord:
 
 
 def difference(mine: Any, there: Any, name: str = "") -> str:
-    """Return the first difference of two plain values in words, or nothing.
-
-    >>> difference({"training": {"epochs": 7}}, {"training": {"epochs": 9}})
-    'training.epochs is 9 there and 7 here'
-    """
+    """Return the first difference of two plain values in words, such as "x is 9 there and 7 here", or nothing."""
     if isinstance(mine, dict) and isinstance(there, dict):
         keys = dict.fromkeys([*mine, *there])
         found = (difference(mine.get(key), there.get(key), f"{name}.{key}".lstrip(".")) for key in keys)

@@ -136,11 +136,7 @@ def _columns(source: str, base: Mapping[str, Any], data: Sequence[str] | None) -
 
 
 def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested tables by dotted names, so that ``head.name = ...`` may be written with or without quotes.
-
-    >>> flattened({"head": {"name": "softmax"}, "training.epochs": 5})
-    {'head.name': 'softmax', 'training.epochs': 5}
-    """
+    """Return nested tables by dotted names, so that ``head.name = ...`` may be written with or without quotes."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         found |= flattened(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}

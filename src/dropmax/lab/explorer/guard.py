@@ -101,11 +101,6 @@ def allowed_host(host: str, bound: str) -> bool:
     A server on a loopback address answers to loopback addresses and ``localhost``, with any port, so that a tunnel
     works. One bound to another address answers to any literal address, which no name server can redirect, to the
     name it was bound by and to this machine's name too.
-
-    >>> allowed_host("localhost:8765", "127.0.0.1"), allowed_host("evil.example:8765", "127.0.0.1")
-    (True, False)
-    >>> allowed_host("192.168.0.7:8765", "127.0.0.1"), allowed_host("192.168.0.7:8765", "0.0.0.0")
-    (False, True)
     """
     match = _HOST.fullmatch(host)
     if match is None:

@@ -345,13 +345,7 @@ class Explorer:
 
 
 def shown_name(name: str, number: int | None = None, *, most: int = 80) -> str:
-    """Return a name that is safe to show: no control, bidirectional or lone surrogate characters, and not too long.
-
-    >>> shown_name("cat\\x1b[31m\\u202egod")
-    'cat�[31m�god'
-    >>> shown_name("  ", 3)
-    'class 3'
-    """
+    """Return a name that is safe to show: no control, bidirectional or lone surrogate characters, and not too long."""
     kept = "".join("\N{REPLACEMENT CHARACTER}" if unicodedata.category(c) in _HIDDEN else c for c in name[:most])
     if len(name) > most:
         kept = kept[:-1] + "…"

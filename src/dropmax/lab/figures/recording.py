@@ -101,7 +101,9 @@ def record(run: Run, directory: Path, *, command: str | None = None, quiet: bool
         same = all(torch.equal(weights[name], expected[name].cpu()) for name in expected)
     if session.steps_done != watcher.steps_seen:
         raise RunError(f"{run.path} could not be recorded: only {watcher.steps_seen} of its steps were seen")
-    found = watcher.recording(run.recipe.to_toml(), same, provenance(command, seeds=[run.seed]))
+    seen: dict[str, Any] = {**watcher.curves, "test_steps": watcher.test_steps, "test": watcher.test_losses}
+    origin = provenance(command, seeds=[run.seed])
+    found = Recording(run.recipe.to_toml(), same, watcher.steps, provenance=origin, **seen)
     write_atomically(path, json.dumps(asdict(found)) + "\n")
     return found
 
@@ -150,18 +152,6 @@ class _Watcher(Callback):
                 self.sums[name] = 0.0
         if step % self.test_every == 0 or step == self.total:
             self._measure()
-
-    def recording(self, recipe: str, same_weights: bool, origin: dict[str, Any]) -> Recording:
-        """Return what was seen."""
-        return Recording(
-            recipe,
-            same_weights,
-            self.steps,
-            test_steps=self.test_steps,
-            test=self.test_losses,
-            provenance=origin,
-            **self.curves,
-        )
 
     def _after_net(self, net: nn.Module, inputs: tuple[Any, ...], features: Tensor) -> None:
         self._features = features.detach()

@@ -199,9 +199,6 @@ def load_runs(
     """Load trained runs and label them by method; a run twice, or one without a model, is an error.
 
     ``data`` is where the data of all of them is now, if it has moved.
-
-    >>> load_runs([])
-    []
     """
     runs: list[Run] = []
     shared: dict[tuple[DataOptions, str], Dataset] = {}
