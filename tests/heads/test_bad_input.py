@@ -157,3 +157,11 @@ def test_checks_look_at_no_values_where_that_would_stall_a_device() -> None:
         many = make_head("dropmax", 6, 20_000)  # whose noise is hashed
         many.loss(mode.from_tensor(FEATURES), mode.from_tensor(torch.zeros(4, dtype=torch.long))).total.backward()
         assert many.classifier.weight.grad.shape == (20_000, 6)
+
+
+@pytest.mark.parametrize("name", ["random-dropmax", "sampled-softmax"])
+def test_terms_without_the_noise_they_need(name: str) -> None:
+    head = make_head(name, 4, 5)
+    logits = head.logits(torch.zeros(2, 4))
+    with pytest.raises(DropMaxError, match=rf"{name} needs noise of shape \(2, 5\)"):
+        head.terms(logits, torch.tensor([0, 1]), None)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from dropmax.checks import check_probability
+from dropmax.errors import InvalidValue
 from dropmax.heads.base import Head, keep_target
 from dropmax.heads.options import SharedOptions
 
@@ -48,7 +49,7 @@ class RandomDropMax(Head):
     def terms(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
         """Return the cross entropy of each row over the classes kept."""
         if noise is None:
-            raise ValueError(f"{self.name} needs noise of shape {self.noise_shape(len(target))}")
+            raise InvalidValue(f"{self.name} needs noise of shape {self.noise_shape(len(target))}")
         kept = keep_target((noise < self.retain).to(noise.dtype), target)
         return {"cross_entropy": self.subset_cross_entropy(logits["classifier"], target, kept)}
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dropmax.checks import check_flag, check_probability
+from dropmax.errors import InvalidValue
 from dropmax.heads.base import Head
 from dropmax.heads.options import SharedOptions
 
@@ -64,7 +65,7 @@ class SampledSoftmax(Head):
     def terms(self, logits: Mapping[str, Tensor], target: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
         """Return the cross entropy of each row over the classes drawn."""
         if noise is None:
-            raise ValueError(f"{self.name} needs noise of shape {self.noise_shape(len(target))}")
+            raise InvalidValue(f"{self.name} needs noise of shape {self.noise_shape(len(target))}")
         # The classes with the smallest noise are a uniform sample; -1 makes the target one of them.
         lottery = noise.scatter(-1, target.unsqueeze(-1), -1.0)
         drawn = lottery.topk(1 + self.num_rivals, dim=-1, largest=False, sorted=False).indices
