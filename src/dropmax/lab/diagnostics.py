@@ -22,6 +22,7 @@ from dropmax.heads.masked import MaskedHead, monte_carlo
 from dropmax.lab.stability import gradient_stability, is_target_of
 from dropmax.lab.statistics import require_scipy
 from dropmax.workbench import style
+from dropmax.workbench.evaluation import confusions
 
 __all__ = ["Diagnosis", "confusion_tracking", "diagnose", "draw_diagnosis"]
 
@@ -189,7 +190,7 @@ def confusion_tracking(retain: Tensor, labels: Tensor, predicted: Tensor) -> flo
     num_classes = retain.shape[-1]
     count = labels.bincount(minlength=num_classes).clamp_min(1)
     means = torch.zeros(num_classes, num_classes, dtype=torch.float64).index_add_(0, labels, retain.double())
-    confused = (labels * num_classes + predicted).bincount(minlength=num_classes**2).view(num_classes, num_classes)
+    confused = confusions(labels, predicted, num_classes)
     rivals = ~torch.eye(num_classes, dtype=torch.bool)
     of_pairs = [(matrix / count[:, None])[rivals].numpy() for matrix in (means, confused)]
     return float(require_scipy().spearmanr(*of_pairs).statistic)

@@ -270,6 +270,17 @@ def calibrate_head(
     return head.calibration
 
 
+def confusions(labels: Tensor, predicted: Tensor, num_classes: int) -> Tensor:
+    """Return how many rows of class i were taken for class j, (K, K).
+
+    >>> confusions(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), 2)
+    tensor([[1, 1],
+            [0, 1]])
+    """
+    pairs = labels * num_classes + predicted
+    return pairs.bincount(minlength=num_classes**2).view(num_classes, num_classes)
+
+
 def confusable(probs: Tensor, *, coverage: float | None = None, limit: int | None = None) -> list[list[int]]:
     """Return what else each row could be, from probabilities (n, K) alone: see :meth:`Outputs.confusable`.
 

@@ -20,7 +20,7 @@ from dropmax.lab import images
 from dropmax.lab.images import Originals
 from dropmax.workbench.data import Split
 from dropmax.workbench.data.images import centre_crop
-from dropmax.workbench.evaluation import Outputs, answer, predict
+from dropmax.workbench.evaluation import Outputs, answer, confusions, predict
 from dropmax.workbench.terminal import progress
 from dropmax.workbench.training import TrainedModel, load_data, load_model
 from dropmax.workbench.training.rundir import data_place
@@ -285,8 +285,7 @@ class Explorer:
         200 classes, those with most wrong answers given or received are shown.
         """
         count = len(self.classes)
-        confusion = np.zeros((count, count), np.int64)
-        np.add.at(confusion, (self._labels, self._predicted), 1)
+        confusion = confusions(*map(torch.from_numpy, (self._labels, self._predicted)), count).numpy()
         shown = np.arange(count)
         if count > MAP_CLASSES:
             wrong = confusion - np.diag(confusion.diagonal())

@@ -19,7 +19,7 @@ from dropmax.lab.figures.demo import contrast, surest_mistakes
 from dropmax.lab.figures.runs import NotDrawable, Run, Subject, picture
 from dropmax.lab.images import Originals
 from dropmax.workbench import style
-from dropmax.workbench.evaluation import answer
+from dropmax.workbench.evaluation import answer, confusions
 from dropmax.workbench.training.rundir import data_place
 
 __all__ = ["chart", "classes_section", "disagreements", "hardest", "hardest_section", "inline"]
@@ -82,8 +82,7 @@ def _confusion_image(counts: Any) -> Markup:
 def classes_section(run: Run) -> dict[str, Any]:
     """Return confusion matrix, per-class table and most confused pairs of one run."""
     outputs, count = run.outputs, len(run.classes)
-    counts = np.zeros((count, count), np.int64)
-    np.add.at(counts, (outputs.labels.numpy(), outputs.predicted.numpy()), 1)
+    counts = confusions(outputs.labels, outputs.predicted, count).numpy()
     found: dict[str, Any] = {"counts": None, "image": None, "graph": None}
     if count <= _MATRIX:
         found["counts"] = counts.tolist()
