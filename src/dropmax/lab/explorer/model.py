@@ -285,7 +285,7 @@ class Explorer:
         200 classes, those with most wrong answers given or received are shown.
         """
         count = len(self.classes)
-        confusion = confusions(*map(torch.from_numpy, (self._labels, self._predicted)), count).numpy()
+        confusion = confusions(torch.from_numpy(self._labels), torch.from_numpy(self._predicted), count).numpy()
         shown = np.arange(count)
         if count > MAP_CLASSES:
             wrong = confusion - np.diag(confusion.diagonal())
