@@ -16,8 +16,8 @@ _ROLE = re.compile(r":[a-z]+:`~?([^`]+)`")
 _LITERAL_BLOCK = re.compile(r"::$", re.MULTILINE)
 _REPOSITORY = re.compile(r"\]\(\.\./(?!\.\.)([^)#]+)\)")
 _CHART = re.compile(r"<!-- chart: ([\w/-]+) -->")
-#: ``<!-- ranks: STUDY, STUDY | METRIC, METRIC | variant=Name, ... -->``.
-_RANKS = re.compile(r"<!-- ranks: ([^|]+)\|([^|]+)\|(.+?) -->", re.DOTALL)
+#: ``<!-- curves: STUDY | METRIC, METRIC | variant=Name, ... -->`` and ``<!-- ranks: STUDY, STUDY | METRICS | ... -->``.
+_PICTURE = re.compile(r"<!-- (curves|ranks): ([^|]+)\|([^|]+)\|(.+?) -->", re.DOTALL)
 _TABLE_ROW = re.compile(r"^\| \**([^|*]+?)\** \| \**([\d.]+) ± ([\d.]+)\** \|", re.MULTILINE)
 
 
@@ -40,7 +40,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Name a file of the repository that is not a page of the site, rather than link to nowhere; draw charts."""
     markdown = _CHART.sub(lambda match: f"\n{results_chart(match[1])}\n", markdown)
-    markdown = _RANKS.sub(lambda match: f"\n{ranks(*match.groups())}\n", markdown)
+    markdown = _PICTURE.sub(lambda match: f"\n{picture(*match.groups())}\n", markdown)
     return _REPOSITORY.sub(r"] (`\1` in the repository)", markdown)
 
 
@@ -95,16 +95,21 @@ def results_chart(study: str) -> str:
     return re.sub(r"\n\s*", " ", inline(figure, "Test error of each head"))
 
 
-def ranks(studies: str, metrics: str, rows: str) -> str:
-    """Return a critical-difference diagram of several studies, in the colours of the page."""
+def picture(kind: str, studies: str, metrics: str, rows: str) -> str:
+    """Return validation curves of a study, or a critical-difference diagram of several, in the colours of the page."""
     from dropmax.lab.experiments import Store, pictures
     from dropmax.lab.report.sections import inline
 
     stores = [Store(Path(__file__).parents[1] / "results" / name.strip()) for name in studies.split(",")]
     runs = [[run for run in store.runs() if run.status == "done"] for store in stores]
     names = dict(row.strip().split("=", 1) for row in rows.split(","))
-    figure = pictures.ranks(runs, [metric.strip() for metric in metrics.split(",")], names)
-    return re.sub(r"\n\s*", " ", inline(figure, f"Mean ranks of {len(names)} methods on {len(runs)} data sets"))
+    shown = [metric.strip() for metric in metrics.split(",")]
+    if kind == "ranks":
+        figure = pictures.ranks(runs, shown, names)
+        label = f"Mean ranks of {len(names)} methods on {len(runs)} data sets"
+    else:
+        figure, label = pictures.curves(runs[0], shown, names), f"Validation curves of {len(names)} methods"
+    return re.sub(r"\n\s*", " ", inline(figure, label))
 
 
 def command_reference() -> str:
