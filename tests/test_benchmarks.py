@@ -192,6 +192,14 @@ def test_a_quick_run_of_the_heads(tmp_path: Path) -> None:
     assert "dropmax, 3 maps" in output
 
 
+@pytest.mark.parametrize(("extra", "met"), [(1e-3, True), (2e-3, None), (3e-3, False)])
+def test_few_classes_are_held_to_milliseconds_beyond_softmax(extra: float, met: bool | None) -> None:
+    timing = {"extra": extra, "extra_low": extra - 1e-4, "extra_high": extra + 1e-4}
+    row = bench_heads.in_milliseconds({"what": "a step", "classes": 10, **timing})
+    assert (row["aim"], row["met"]) == (2.0, met)
+    assert row["ratio"] == pytest.approx(1e3 * extra)
+
+
 @pytest.mark.parametrize("name", ["exact", "training"])
 def test_a_quick_run_of_other_benchmarks_says_what_was_compared(name: str, tmp_path: Path) -> None:
     assert run(name, "--quick", "--out", str(tmp_path))[0] == 0
