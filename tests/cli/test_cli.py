@@ -45,13 +45,19 @@ from tests.command import Run
         (["export", "nowhere", "--format", "onxx", "--out", "x"], "did you mean 'onnx'?"),
         (["export", "nowhere", "--format", "onnx"], "say where to write with --out"),
         (["export", "nowhere", "--format", "hub"], "--out, or upload with --push OWNER/NAME"),
-        (["export", "nowhere", "--format", "onnx", "--out", "x", "--push", "a/b"], "--push and --private go with"),
+        (
+            ["export", "nowhere", "--format", "onnx", "--out", "x", "--push", "a/b"],
+            "--push and --private go with --format hub",
+        ),
         (["export", "nowhere", "--format", "hub", "--out", "x", "--private"], "--private goes with --push"),
         (["export", "nowhere", "--format", "onnx", "--out", "no/x"], "there is no directory no to write x into"),
-        (["report", "nowhere", "--out", "r.html"], "there is no directory nowhere: `dropmax train` makes one"),
+        (
+            ["report", "nowhere", "--out", "r.html"],
+            "dropmax: there is no directory nowhere: `dropmax train` makes one\n",
+        ),
         (
             ["report", "nowhere", "--out", "no/r.html"],
-            "no directory no; name a file in an existing directory with --out",
+            "there is no directory no; name a file in an existing directory with --out",
         ),
     ],
 )
