@@ -34,6 +34,22 @@ def test_a_lone_first_batch_will_do_and_is_noted(tmp_path: Path) -> None:
     assert any("only 100 of the 50,000" in note and "data_batch_5.bin missing" in note for note in data.notes)
 
 
+def test_the_data_efficient_split_is_the_first_thirty_of_each_class_and_the_next_twenty(tmp_path: Path) -> None:
+    labels = np.random.default_rng(3).permutation(np.arange(10).repeat(53))  # a stray order, and three of each too many
+    pixels = write_cifar(tmp_path / "data_batch_1.bin", [(int(k),) for k in labels])
+    write_cifar(tmp_path / "test_batch.bin", [(k,) for k in range(10)])
+    data, whole = (load("deic-cifar-10", data_dir=tmp_path, validation_size=size) for size in (None, 0))
+    for k in range(10):
+        images = pixels[labels == k]
+        for part, expected in ((data.train, images[:30]), (data.validation, images[30:50]), (whole.train, images[:50])):
+            assert np.array_equal(part.inputs[part.labels == k].numpy(), expected)
+    assert len(whole.validation) == 0
+    assert len(load("deic-cifar-10", data_dir=tmp_path, validation_size=50).validation) == 50
+    write_cifar(tmp_path / "data_batch_1.bin", [(k,) for k in range(10)] * 49)
+    with pytest.raises(DataError, match="deic-cifar-10 needs 50 training images of each class; airplane has 49"):
+        load("deic-cifar-10", data_dir=tmp_path)
+
+
 def hundred(folder: Path) -> None:
     write_cifar(folder / "train.bin", [(k % 20, k) for k in range(100)] * 2)
     write_cifar(folder / "test.bin", [(k % 20, k) for k in range(100)])

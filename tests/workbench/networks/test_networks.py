@@ -10,7 +10,16 @@ from torch import nn
 
 from dropmax.errors import InvalidType, InvalidValue
 from dropmax.heads import HEADS, make_head
-from dropmax.workbench.networks import MLP, BasicBlock, CifarResNet, LeNet, ResNet, SmallCNN, TutorialCNN
+from dropmax.workbench.networks import (
+    MLP,
+    BasicBlock,
+    CifarResNet,
+    LeNet,
+    ResNet,
+    SmallCNN,
+    TutorialCNN,
+    WideResNet,
+)
 from dropmax.workbench.networks.common import initialise_head
 
 torch.set_num_threads(1)
@@ -23,6 +32,7 @@ SMALL: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "cifar-resnet-b": (lambda: CifarResNet((3, 12, 12), depth=14, shortcut="B"), (3, 12, 12)),
     "resnet-7x7": (lambda: ResNet(18, (3, 64, 64), "7x7", widths=(8, 8, 16, 16)), (3, 64, 64)),
     "resnet-3x3": (lambda: ResNet(18, (3, 16, 16), "3x3", widths=(8, 8, 16, 16)), (3, 16, 16)),
+    "wide-resnet": (lambda: WideResNet((3, 12, 12), depth=10, width=2, dropout=0.2), (3, 12, 12)),
     "small-cnn": (lambda: SmallCNN((3, 12, 12), widths=(16, 24), convs_per_block=2), (3, 12, 12)),
     "mlp": (lambda: MLP(20, hidden=(16, 8), dropout=0.2), (20,)),
 }
@@ -57,6 +67,16 @@ def thin_resnet(n: int, projections: bool) -> int:
     return conv_bn(3, 3, 16) + stages
 
 
+def wide_resnet(n: int, width: int) -> int:
+    total, before = conv(3, 3, 16), 16
+    for after in (16 * width, 32 * width, 64 * width):
+        total += conv(1, before, after) if before != after else 0
+        for _ in range(n):
+            total += 2 * before + conv(3, before, after) + 2 * after + conv(3, after, after)
+            before = after
+    return total + 2 * before
+
+
 @pytest.mark.parametrize(
     ("network", "expected"),
     [
@@ -72,6 +92,9 @@ def thin_resnet(n: int, projections: bool) -> int:
         (ResNet(18), 11_176_512),
         (ResNet(34), 21_284_672),
         (ResNet(18, stem="3x3"), 11_176_512 - conv(7, 3, 64) + conv(3, 3, 64)),
+        (WideResNet(), wide_resnet(2, 1)),
+        (WideResNet(depth=28, width=2), wide_resnet(4, 2)),
+        (WideResNet(depth=16, width=8), 10_961_370 - 513 * 10),  # the published 11.0 M, without its last layer
         (SmallCNN(), conv_bn(3, 3, 64) + conv_bn(3, 64, 128) + conv_bn(3, 128, 256)),
         (SmallCNN(widths=(8, 16), convs_per_block=2), sum(conv_bn(3, *w) for w in ((3, 8), (8, 8), (8, 16), (16, 16)))),
         (MLP(64), (64 * 256 + 256) + (256 * 256 + 256)),
@@ -104,6 +127,21 @@ def test_stems_and_stages_shrink_the_image_as_documented() -> None:
     assert feature_map_size(big, big.stages, 224) == 7
     assert feature_map_size(small, small.stages, 32) == 4
     assert feature_map_size(thin, thin.stages, 32) == 8
+    wide = WideResNet()
+    assert feature_map_size(wide, wide.blocks, 32) == 8
+
+
+def test_a_wide_block_whose_residual_branch_is_closed_is_its_input() -> None:
+    first = WideResNet().eval().blocks[0]
+    nn.init.zeros_(first.conv2.weight)  # type: ignore[union-attr, arg-type]
+    x = batch((16, 4, 4))
+    assert torch.equal(first(x), x)  # no activation behind the sum, unlike BasicBlock
+
+
+@pytest.mark.parametrize(("depth", "nearest"), [(14, 16), (4, 10), (27, 28)])
+def test_a_wide_resnet_says_which_depths_there_are(depth: int, nearest: int) -> None:
+    with pytest.raises(InvalidValue, match=rf"depth 6n \+ 4 .*, got {depth}: try {nearest}"):
+        WideResNet(depth=depth)
 
 
 def test_shortcut_a_takes_every_second_pixel_and_pads_channels_on_both_sides() -> None:

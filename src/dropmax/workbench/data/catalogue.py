@@ -110,6 +110,8 @@ NAMES: dict[str, Known] = {
     "cifar-10": Known("cifar-10", 10, (45_000, 5_000, 10_000), "small colour pictures"),
     "cifar-100": Known("cifar-100", 100, (45_000, 5_000, 10_000), "small colour pictures in 20 superclasses"),
     "cifar-100-5k": Known("cifar-100", 100, (5_000, 5_000, 10_000), "the same, 50 per class to train on"),
+    "deic-cifar-10": Known("cifar-10", 10, (300, 200, 10_000), "the data-efficient benchmark: 30 + 20 per class"),
+    "deic-cifar-100": Known("cifar-100", 100, (3_000, 2_000, 10_000), "the same for CIFAR-100"),
     "cub": Known("cub", 200, (5_395, 599, 5_794), "birds, Caltech-UCSD Birds-200-2011"),
     "awa": Known("awa", 50, (25_177, 2_798, 2_500), "animals, Animals with Attributes, no longer distributed"),
     "awa2": Known("awa2", 50, (31_340, 3_482, 2_500), "animals, Animals with Attributes 2"),

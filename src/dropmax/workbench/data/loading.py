@@ -83,6 +83,8 @@ def load(
         if name in ("mnist-1k", "cifar-100-5k") and train_size is None:
             train_size = NAMES[name].sizes[0]
         parts = _read_named(name, data_directory(data_dir), options.image_size)
+        if name.startswith("deic-"):
+            parts = _data_efficient(name, parts, whole=validation_size == 0)
     else:
         parts = _read_path(name, path, options)
     if options.test is not None:
@@ -124,6 +126,23 @@ def _read_named(name: str, data_dir: Path, image_size: int | None) -> Parts:
     if source.startswith("cifar"):
         return read_cifar10(folder) if source == "cifar-10" else read_cifar100(folder)
     return read_listing(list_images(source, folder), image_size)
+
+
+def _data_efficient(name: str, parts: Parts, *, whole: bool) -> Parts:
+    """Return the split of the data-efficient benchmark (Brigato et al., 2021, "deic") of a set with a test part.
+
+    The first 30 images of each class to train on, and the next 20 to validate on; ``whole`` trains on all 50, as is
+    done once everything has been chosen.
+    """
+    labels = parts.train.labels
+    by_class = [np.flatnonzero(labels == k)[:50] for k in range(len(parts.classes))]
+    if min(map(len, by_class)) < 50:
+        few = min(range(len(by_class)), key=lambda k: len(by_class[k]))
+        raise DataError(f"{name} needs 50 training images of each class; {parts.classes[few]} has {len(by_class[few])}")
+    first, last = (np.sort(np.concatenate([rows[part] for rows in by_class])) for part in (slice(30), slice(30, 50)))
+    if whole:
+        return dataclasses.replace(parts, train=parts.train.rows(np.sort(np.concatenate([first, last]))))
+    return dataclasses.replace(parts, train=parts.train.rows(first), validation=parts.train.rows(last))
 
 
 def list_images(source: str, folder: Path) -> Listing:

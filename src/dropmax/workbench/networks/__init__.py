@@ -24,12 +24,12 @@ from dropmax.imports import import_class
 from dropmax.workbench.backbones import LITE_SIZES
 from dropmax.workbench.networks.common import check_input_shape
 from dropmax.workbench.networks.pretrained import Pretrained
-from dropmax.workbench.networks.resnet import BasicBlock, CifarResNet, ResNet
+from dropmax.workbench.networks.resnet import BasicBlock, CifarResNet, ResNet, WideResNet
 from dropmax.workbench.networks.small import MLP, LeNet, SmallCNN, TutorialCNN
 
 __all__ = [
     "MLP", "NETWORKS", "BasicBlock", "CifarResNet", "LeNet", "NetworkSpec", "Pretrained", "ResNet", "SmallCNN",
-    "TutorialCNN", "feature_size", "make_network",
+    "TutorialCNN", "WideResNet", "feature_size", "make_network",
 ]  # fmt: skip
 
 
@@ -49,6 +49,7 @@ NETWORKS: dict[str, NetworkSpec] = {
     "resnet34": NetworkSpec(ResNet, {"depth": 34, "stem": "7x7"}),
     "resnet18-cifar": NetworkSpec(ResNet, {"depth": 18, "stem": "3x3"}),
     "resnet34-cifar": NetworkSpec(ResNet, {"depth": 34, "stem": "3x3"}),
+    "wide-resnet": NetworkSpec(WideResNet),
     "small-cnn": NetworkSpec(SmallCNN),
     "mlp": NetworkSpec(MLP),
     **{name: NetworkSpec(Pretrained, {"backbone": name}) for name in LITE_SIZES},

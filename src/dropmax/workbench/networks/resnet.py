@@ -1,6 +1,7 @@
-"""Residual networks of basic blocks: the thin ones for CIFAR, and the ImageNet ones with a choice of stem.
+"""Residual networks of basic blocks: the thin ones for CIFAR, the ImageNet ones with a choice of stem, the wide ones.
 
-Both come from He et al., "Deep Residual Learning for Image Recognition" (2016): sections 4.2 and 4.1.
+The first two come from He et al., "Deep Residual Learning for Image Recognition" (2016): sections 4.2 and 4.1; the last
+from Zagoruyko and Komodakis, "Wide Residual Networks" (2016).
 """
 
 from __future__ import annotations
@@ -180,3 +181,70 @@ class ResNet(_Residual):
         side, stride, pool = (7, 2, nn.MaxPool2d(3, stride=2, padding=1)) if stem == "7x7" else (3, 1, nn.Identity())
         conv = nn.Conv2d(channels, widths[0], side, stride, padding=side // 2, bias=False)
         self._build(conv, pool, widths, BLOCKS_OF_DEPTH[depth], "B", zero_init_residual)
+
+
+class WideBlock(nn.Module):
+    """``shortcut + conv3x3(relu(bn(conv3x3(relu(bn(x))))))``: activation before convolution.
+
+    The shortcut is x, or, where the shape changes, a 1x1 convolution of ``relu(bn(x))``.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int = 1) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(in_channels)
+        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, stride=stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(out_channels)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
+        self.projection: nn.Module | None = None
+        if stride != 1 or in_channels != out_channels:
+            self.projection = nn.Conv2d(in_channels, out_channels, 1, stride=stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (N, in_channels, H, W) to (N, out_channels, ceil(H / stride), ceil(W / stride))."""
+        active = F.relu(self.bn1(x), inplace=True)
+        shortcut = x if self.projection is None else self.projection(active)
+        out: Tensor = shortcut + self.conv2(F.relu(self.bn2(self.conv1(active)), inplace=True))
+        return out
+
+
+class WideResNet(nn.Module):
+    """The wide residual network WRN-depth-width for images of about 32 pixels, of 6n + 4 layers.
+
+    conv 3x3 to 16 channels; three stages of n blocks with 16, 32 and 64 times ``width`` channels, at full, half and
+    quarter size; batch norm, relu, global average. ``dropout`` is that of the features.
+
+    >>> import torch
+    >>> net = WideResNet(depth=16, width=2)
+    >>> net(torch.zeros(2, 3, 32, 32)).shape, net.out_features
+    (torch.Size([2, 128]), 128)
+    """
+
+    def __init__(
+        self, input_shape: Sequence[int] = (3, 32, 32), depth: int = 16, width: int = 1, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        check_probability("dropout", dropout, zero=True)
+        self.dropout = dropout
+        channels, _, _ = check_image_shape("WideResNet", input_shape)
+        depth, width = check_sizes("depth and width", [depth, width])
+        if depth < 10 or depth % 6 != 4:
+            nearest = max(10, 6 * round((depth - 4) / 6) + 4)
+            raise InvalidValue(f"a WideResNet has depth 6n + 4 (10, 16, 22, 28, 40, ...), got {depth}: try {nearest}")
+        if depth > DEEPEST:
+            raise InvalidValue(f"a WideResNet has at most {DEEPEST} layers here, got {depth}")
+        self.conv = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
+        in_channels, blocks = 16, []
+        for index, base in enumerate((16, 32, 64)):
+            for position in range((depth - 4) // 6):
+                stride = 2 if index > 0 and position == 0 else 1
+                blocks.append(WideBlock(in_channels, base * width, stride))
+                in_channels = base * width
+        self.blocks = nn.Sequential(*blocks)
+        self.bn = nn.BatchNorm2d(in_channels)
+        self.out_features = in_channels
+        kaiming(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images (N, C, H, W) to features (N, out_features)."""
+        features: Tensor = F.relu(self.bn(self.blocks(self.conv(x))), inplace=True).mean(dim=(2, 3))
+        return F.dropout(features, self.dropout, self.training) if self.dropout else features
