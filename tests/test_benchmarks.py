@@ -15,11 +15,9 @@ import torch
 from rich.console import Console
 
 from benchmarks import __main__ as command_line
-from benchmarks import adam_decay, bench_heads, bench_scale, harness
+from benchmarks import bench_heads, bench_scale, harness
 from dropmax import HEADS
 from dropmax.errors import InvalidValue
-from dropmax.workbench.recipes import load_recipe
-from dropmax.workbench.training import train
 
 
 class FakeMachine:
@@ -268,21 +266,3 @@ def test_a_step_with_ten_classes_makes_few_calls_of_torch() -> None:
 
 def test_a_rank_of_64_has_few_more_parameters_than_softmax() -> None:
     assert bench_scale._parameters_row()["ratio"] == pytest.approx(1.2662, abs=1e-4)
-
-
-def test_the_pull_of_adams_decay_is_read_from_a_checkpoint(tmp_path: Path) -> None:
-    small = {"data.train_size": 20, "data.validation_size": 0, "training.batch_size": 20, "training.epochs": 1}
-    recipe = load_recipe("mnist-1k", "released").override({**small, "head.name": "softmax"})
-    train(recipe.override({"training.weight_decay": 1e-2}), tmp_path / "a", quiet=True)
-    train(recipe.override({"training.weight_decay": 0.0}), tmp_path / "b", quiet=True)
-    found, without = (adam_decay.measure(tmp_path / name) for name in "ab")
-    state = torch.load(tmp_path / "a" / "checkpoint-000001.pt", weights_only=True)
-    weight = state["model"]["net.fc.weight"]
-    moments = state["optimizer"]["state"].values()
-    (v,) = (x["exp_avg_sq"].double() / 0.001 for x in moments if x["exp_avg_sq"].shape == weight.shape)  # of one step
-    assert found["norm"] == pytest.approx(weight.norm().item())
-    assert found["gradient"] == pytest.approx(v.mean().sqrt().item(), rel=1e-4)
-    assert found["pull"] == pytest.approx((1e-2 * weight.abs() / (v.sqrt() + 1e-8)).median().item(), rel=1e-3)
-    assert without["pull"] == 0
-    row = {"variant": "x", "decay": 1e-4, "norm": 80.12, "gradient": 1.2e-5, "pull": 0.4321}
-    assert adam_decay.table([row], {"x": "X"}).splitlines()[-1] == "| X | 0.0001 | 80.1 | 1.2e-05 | 0.432 |"
