@@ -229,6 +229,31 @@ def test_runs_wait_for_the_grid_and_take_its_best_point(tmp_path: Path) -> None:
     assert (again.left, again.found, again.next()) == (0, 28, None)
 
 
+def test_where_a_larger_grid_has_another_winner_its_runs_replace_those_of_the_former(tmp_path: Path) -> None:
+    large = plan(heads=["softmax"], tune=True)
+    (group,) = large.groups
+    small = dataclasses.replace(large, groups=(dataclasses.replace(group, points=group.points[:4]),))
+    store = begun(tmp_path, small)
+
+    def go_on(plan: Plan, jobs: int, errors: dict[int, float]) -> Schedule:
+        store.join(plan, "a test")
+        schedule = Schedule(plan, store)
+        for _ in range(jobs):
+            job = schedule.next()
+            assert job is not None
+            schedule.finished(job, result(job, error=errors.get(group.points.index(job.point), 0.05)))
+        return schedule
+
+    assert go_on(small, 6, {2: 0.04}).next() is None
+    assert [run.point for run in store.runs()] == [group.points[2]] * 2
+    half = go_on(large, 8 + 1, {7: 0.03})  # the rest of the grid, and one run of its winner
+    assert half.left == 1
+    assert [(run.seed, run.point) for run in store.runs()] == [(0, group.points[7])]  # not one of each
+    assert go_on(large, 1, {7: 0.03}).left == 0
+    assert [(run.seed, run.point) for run in store.runs()] == [(seed, group.points[7]) for seed in (0, 1)]
+    assert len(store.runs("tune")) == 12
+
+
 def test_the_best_point_breaks_ties_by_likelihood_and_skips_failures() -> None:
     jobs = plan(heads=["dropmax-qp"], tune=True).groups[0].tune_jobs()
     found = [result(jobs[0], 0.04, 0.3), result(jobs[1], 0.04, 0.2), result(jobs[2], 0.05, 0.1)]

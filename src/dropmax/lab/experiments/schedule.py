@@ -18,7 +18,8 @@ __all__ = ["Schedule", "best_point", "edges", "edges_of", "tuned_from"]
 class Schedule:
     """The jobs of a plan that are not done yet: runs before the grids of later heads, so that rows get finished.
 
-    With ``repair``, runs that failed or do not fit the plan are done again.
+    Runs at the former winner of a grid that has grown are done again, and with ``repair`` those that failed or do not
+    fit the plan.
     """
 
     def __init__(
@@ -89,7 +90,9 @@ class Schedule:
         missing = []
         for job in jobs:
             result = self._there.get(job.id)
-            if result is None or (self.repair and not self._is_usable(job, result)):
+            # A run at a point that has lost meanwhile to one of a larger grid is no mistake: it is done again.
+            lost = result is not None and result.point != job.point and result.point in group.points
+            if result is None or lost or (self.repair and not self._is_usable(job, result)):
                 missing.append(job)
                 continue
             self.results[job.id] = self.store.match(job, result)

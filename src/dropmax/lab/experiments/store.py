@@ -84,12 +84,25 @@ class Store:
             raise RunError(f"{self.file}: the plan cannot be used: {error}") from error
 
     def records(self) -> dict[str, RunRecord]:
-        """Return the record of every job that was done or failed; the last one where there are several."""
-        return {record.job: record for record in self._read() if isinstance(record, RunRecord)}
+        """Return the record of every job done or failed, oldest first; the last one where there are several."""
+        found: dict[str, RunRecord] = {}
+        for record in self._read():
+            if isinstance(record, RunRecord):
+                found.pop(record.job, None)
+                found[record.job] = record
+        return found
 
     def runs(self, kind: str = "runs") -> list[RunRecord]:
-        """Return the records of one kind, in the order of their names."""
-        return [record for _, record in sorted(self.records().items()) if record.kind == kind]
+        """Return the records of one kind, in the order of their names.
+
+        When a grid has grown and another point won, the runs at the former winner count no more from the first new one
+        on: a mean over both would be that of no method.
+        """
+        found = [record for record in self.records().values() if record.kind == kind]
+        point = {record.group: record.point for record in found}  # of the last record
+        if kind == "runs":
+            found = [record for record in found if record.point == point[record.group]]
+        return sorted(found, key=lambda record: record.job)
 
     def match(self, job: Job, record: RunRecord) -> RunRecord:
         """Return the record if it belongs to the job; raise where the name agrees and the settings do not."""
