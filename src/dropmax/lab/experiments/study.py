@@ -1,7 +1,7 @@
 """A study: variants of one recipe side by side, from a small TOML file; docs/reproducing.md shows one.
 
-``[base]`` has the data, recipe, runs and overrides that all share; every ``[variants.NAME]`` is a row: overrides by
-dotted name, as with ``--set``, and a ``grid`` of lists to tune over.
+``[base]`` has the data, recipe, runs, overrides and grid that all share; every ``[variants.NAME]`` is a row: overrides
+by dotted name, as with ``--set``, and, in place of the shared one, a ``grid`` of lists to tune over.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def plan_study(
     def change(found: Recipe, values: Mapping[str, Any]) -> Recipe:
         return shortened(found.override({**values, **typed}), schedule_scale, train_size)
 
-    rows = [_Row(source, folder, variant, values, common, trust_code) for variant, values in variants.items()]
+    shared = _table(base.get("grid", {}), f"{source}: base.grid")
+    rows = [_Row(source, folder, variant, values, common, shared, trust_code) for variant, values in variants.items()]
     groups = [row.group(name, recipe or base.get("recipe"), typed, change) for name in columns for row in rows]
     return Plan(tuple(groups), count, schedule_scale, train_size, typed, is_study=True)
 
@@ -105,7 +106,7 @@ def _read(study: str | Path) -> tuple[str, Path, Mapping[str, Any], Mapping[str,
         raise InvalidValue(unknown("study", str(study), study_names(), "or give a .toml file"))
     _check_keys(source, "table", tables, ("base", "variants"))
     base, variants = (_table(tables.get(name) or None, f"{source}: [{name}]") for name in ("base", "variants"))
-    _check_keys(source, "key of [base]", base, ("data", "recipe", "runs", "overrides"))
+    _check_keys(source, "key of [base]", base, ("data", "recipe", "runs", "overrides", "grid"))
     return source, folder, base, variants
 
 
@@ -152,6 +153,7 @@ class _Row:
     variant: str
     values: Any
     common: dict[str, Any]
+    shared_grid: Mapping[str, Any]  #: of rows without one of their own
     trust_code: bool
 
     def group(
@@ -163,7 +165,7 @@ class _Row:
             advice = "directories bear its name, so use letters, digits and . + - _ only"
             raise InvalidValue(f"{self.source}: a variant is called {self.variant!r}: {advice}")
         own = dict(_table(self.values, where))
-        grid = _grid(own.pop("grid", {}), where)
+        grid = _grid(own.pop("grid", self.shared_grid), where)
         recipe = own.pop("recipe", recipe)
         values = {**self.common, **flattened(own)}
         check_code({**values, **grid}, where, self.trust_code)
