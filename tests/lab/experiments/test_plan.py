@@ -173,6 +173,17 @@ def test_a_study_is_read(tmp_path: Path) -> None:
     assert plan_study(path, runs=2).runs == 2
 
 
+def test_rows_without_a_grid_of_their_own_take_the_shared_one(tmp_path: Path) -> None:
+    shared = 'grid."training.weight_decay" = [0.0, 1e-4]\n'
+    own = '[variants.own]\ngrid."head.kl_weight" = [0.5]\n[variants.untuned]\n"head.kl_weight" = 0.1\ngrid = {}\n'
+    plan = plan_study(study(tmp_path, BASE + shared + "[variants.shared]\n" + own))
+    decays = ({"training.weight_decay": 0.0}, {"training.weight_decay": 1e-4})
+    expected = {"shared": decays, "own": ({"head.kl_weight": 0.5},), "untuned": ()}
+    assert {group.variant: group.points for group in plan.groups} == expected
+    fixed = plan_study(tmp_path / "study.toml", overrides={"training.weight_decay": 0.1})
+    assert fixed.groups[0].points == ()
+
+
 @pytest.mark.parametrize("name", study_names())
 def test_shipped_studies_can_be_built_and_have_no_row_twice(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -204,6 +215,8 @@ BASE = '[base]\ndata = "mnist-1k"\n'
         (BASE + '[variants."a/b"]\n', "letters, digits"),
         (BASE + '[variants.a]\n"training.epoch" = 3\n', r"\[variants.a\].*did you mean 'epochs'"),
         (BASE + '[variants.a]\ngrid."head.gamma" = 3\n', "must be a list of values"),
+        (BASE + 'grid."head.gamma" = 3\n[variants.a]\n', r"\[base\]: grid: head.gamma must be a list of values"),
+        (BASE + "grid = 3\n[variants.a]\n", r"\[base\]: grid must be a table"),
         (BASE + '[variants.a]\ngrid."training.epochs" = [0]\n', r"\[variants.a\].*at least 1"),
         ("[base", "is not valid TOML"),
     ],

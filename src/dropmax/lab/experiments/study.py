@@ -85,7 +85,7 @@ def plan_study(
     def change(found: Recipe, values: Mapping[str, Any]) -> Recipe:
         return shortened(found.override({**values, **typed}), schedule_scale, train_size)
 
-    shared = _table(base.get("grid", {}), f"{source}: base.grid")
+    shared = _grid(base.get("grid", {}), f"{source}: [base]")
     rows = [_Row(source, folder, variant, values, common, shared, trust_code) for variant, values in variants.items()]
     groups = [row.group(name, recipe or base.get("recipe"), typed, change) for name in columns for row in rows]
     return Plan(tuple(groups), count, schedule_scale, train_size, typed, is_study=True)
@@ -153,7 +153,7 @@ class _Row:
     variant: str
     values: Any
     common: dict[str, Any]
-    shared_grid: Mapping[str, Any]  #: of rows without one of their own
+    shared_grid: dict[str, list[Any]]  #: of rows without one of their own
     trust_code: bool
 
     def group(
@@ -165,7 +165,7 @@ class _Row:
             advice = "directories bear its name, so use letters, digits and . + - _ only"
             raise InvalidValue(f"{self.source}: a variant is called {self.variant!r}: {advice}")
         own = dict(_table(self.values, where))
-        grid = _grid(own.pop("grid", self.shared_grid), where)
+        grid = _grid(own.pop("grid"), where) if "grid" in own else self.shared_grid
         recipe = own.pop("recipe", recipe)
         values = {**self.common, **flattened(own)}
         check_code({**values, **grid}, where, self.trust_code)
