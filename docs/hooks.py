@@ -102,7 +102,7 @@ def picture(kind: str, studies: str, metrics: str, rows: str) -> str:
 
     stores = [Store(Path(__file__).parents[1] / "results" / name.strip()) for name in studies.split(",")]
     runs = [[run for run in store.runs() if run.status == "done"] for store in stores]
-    names = dict(row.strip().split("=", 1) for row in rows.split(","))
+    names = dict(row.strip().split("=", 1) for row in re.split(r",\s*(?=[\w./@+-]+=)", rows))  # a name may hold a comma
     shown = [metric.strip() for metric in metrics.split(",")]
     if kind == "ranks":
         figure = pictures.ranks(runs, shown, names)

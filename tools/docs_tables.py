@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -203,15 +202,24 @@ def _edges(study: str) -> dict[str, list[str]]:
 def edge_sentence(studies: str) -> str:
     """Return a sentence on the winners of tuning in some studies that lie on an edge of their grids."""
     names = [name.strip() for name in studies.split(",")]
-    rows = [(name, variant, words) for name in names for variant, words in _edges(name).items()]
-    on_edge = [f"{variant} in `{name}` ({'; '.join(words)})" for name, variant, words in rows if words]
-    if not on_edge:
+    rows = [
+        (variant if len(names) == 1 else f"{variant} in `{name}`", words)
+        for name in names
+        for variant, words in _edges(name).items()
+    ]
+    count = sum(bool(words) for _, words in rows)
+    if not count:
         return f"None of the {len(rows)} winners of tuning is on an edge of its grid.\n"
-    shown = on_edge
-    if len(on_edge) > 12:  # too many to list: how often each value won
-        counts = Counter(word for _, _, words in rows for word in words)
-        shown = [f"{word} ({count} times)" for word, count in counts.most_common()]
-    return f"{len(on_edge)} of {len(rows)} winners of tuning on an edge of its grid: {'; '.join(shown)}.\n"
+    rows_at: dict[str, list[str]] = {}
+    for row, words in rows:
+        for word in words:
+            rows_at.setdefault(word, []).append(row)
+    most_first = sorted(rows_at.items(), key=lambda item: -len(item[1]))
+    if count > 12:  # too many to list: how often each value won
+        shown = [f"{word} ({len(at)} times)" for word, at in most_first]
+    else:
+        shown = [f"{word} ({', '.join(at)})" for word, at in most_first]
+    return f"{count} of {len(rows)} winners of tuning on an edge of its grid: {'; '.join(shown)}.\n"
 
 
 def render(text: str) -> str:

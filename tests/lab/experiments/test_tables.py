@@ -306,7 +306,7 @@ def test_a_table_of_a_page_has_modes_differences_and_edges() -> None:
         "| DropMax, exact sum | **1.25 ± 3.18** | **1.000 ± 0.000** |  | **+3.000 ± 0.000** |",
     ]
     page = docs_tables.render("<!-- edges: study -->\n<!-- end -->")
-    assert page.splitlines()[1] == f"1 of 2 winners of tuning on an edge of its grid: dropmax-0.1 in `study` ({edge})."
+    assert page.splitlines()[1] == f"1 of 2 winners of tuning on an edge of its grid: {edge} (dropmax-0.1)."
     assert docs_tables.render(page) == page
 
 
