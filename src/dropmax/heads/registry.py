@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from importlib import metadata
 from typing import Any, TypeVar, overload
 
@@ -141,10 +142,15 @@ def make_head(name: str | type[Head], in_features: int, num_classes: int, **opti
     DropMax(in_features=512, num_classes=100, temperature=0.5)
     """
     head = find_head(name)
+    check_options(head, options)
+    return head(in_features, num_classes, **options)
+
+
+def check_options(head: type[Head], options: Iterable[str]) -> None:
+    """Raise for the first name that is no option of the head."""
     for option in options:
         if option not in (*option_names(head), "device", "dtype"):
             raise InvalidType(unknown_option(head, option))
-    return head(in_features, num_classes, **options)
 
 
 def _checked(head: _Class) -> _Class:

@@ -217,6 +217,7 @@ BASE = '[base]\ndata = "mnist-1k"\n'
         (BASE + '[variants.a]\ngrid."head.gamma" = 3\n', "must be a list of values"),
         (BASE + 'grid."head.gamma" = 3\n[variants.a]\n', r"\[base\]: grid: head.gamma must be a list of values"),
         (BASE + "grid = 3\n[variants.a]\n", r"\[base\]: grid must be a table"),
+        (BASE + '[variants.a]\ngrid."head.gama" = [1.0]\n"head.name" = "focal"\n', "'gama': did you mean 'gamma'"),
         (BASE + '[variants.a]\ngrid."training.epochs" = [0]\n', r"\[variants.a\].*at least 1"),
         ("[base", "is not valid TOML"),
     ],

@@ -181,13 +181,20 @@ class _Row:
                     values[key] = locate(values[key], self.folder)
             changed = change(found, values)
             points = grid_points({key: choices for key, choices in grid.items() if key not in fixed})
-            for point in points:
-                changed.override(point)
+            for point in points or ({},):
+                _check_head(changed.override(point))
         except (InvalidValue, InvalidType) as error:
             raise type(error)(f"{where}: {error}") from error
         if changed.data.name != found.data.name:  # a recipe that was written for other data
             name = f"{column_name(found.data.name)}.{name}"
         return Group(column_name(changed.data.name), name, self.variant, changed.findable(), points)
+
+
+def _check_head(recipe: Recipe) -> None:
+    """Refuse an option that the head does not have before the first run, not in the middle of a grid."""
+    from dropmax.heads.registry import check_options, find_head
+
+    check_options(find_head(recipe.head["name"]), (name for name in recipe.head if name != "name"))
 
 
 def _grid(values: Any, where: str) -> dict[str, list[Any]]:
